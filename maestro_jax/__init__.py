@@ -1,0 +1,34 @@
+"""Trains compound models in JAX: sections on disjoint submeshes, kept busy by a host-side dispatcher.
+
+Names are loaded when first used, so that `import maestro_jax.schedules` loads no JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "Section": "graph",
+    "SectionGraph": "graph",
+    "Edge": "graph",
+    "Objective": "graph",
+    "Trainer": "trainer",
+    "Sample": "data",
+    "Item": "data",
+    "ArraySpec": "data",
+    "Dataset": "data",
+    "MaestroError": "errors",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'maestro_jax' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

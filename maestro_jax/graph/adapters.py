@@ -1,0 +1,228 @@
+"""One interface over Flax NNX modules, Flax Linen modules and plain functions.
+
+Outside a module, parameters are one flat dict from path to array ("layers/attention/query"): easy to filter, to shard,
+to save and to compare. Module state that changes between calls (batch statistics, counters of random keys) is refused:
+its value would depend on how a batch is cut into micro-batches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+from ..errors import GraphError
+
+Batch = Mapping[str, Any]
+Params = dict[str, Any]
+LogicalNames = tuple[str | None, ...]
+
+
+class Adapter(Protocol):
+    """A module as the runtime sees it. `batch` and `inputs` are examples (arrays or `ShapeDtypeStruct`s) for the first three."""
+
+    def abstract(self, batch: Batch, inputs: Batch) -> Params:
+        """Returns path -> `ShapeDtypeStruct` of every parameter."""
+        ...
+
+    def names(self, batch: Batch, inputs: Batch) -> dict[str, LogicalNames]:
+        """Returns path -> logical axis name of every dimension, for the parameters that declare them."""
+        ...
+
+    def init(self, key: jax.Array, batch: Batch, inputs: Batch) -> Params:
+        """Returns path -> initial value; can be jitted."""
+        ...
+
+    def apply(self, params: Params, batch: Batch, inputs: Batch) -> dict[str, Any]:
+        """Runs the module: objectives are scalar sums, outputs are `[rows, length, d]`."""
+        ...
+
+
+def adapt(module: Any, section: str) -> Adapter:
+    """Wraps a user's module.
+
+    Args:
+        module: an NNX module, a callable `rngs -> nnx.Module`, a Linen module, or a pair `(init, apply)` with
+            `init(key) -> params` (a nested dict) and `apply(params, batch, **inputs) -> dict`.
+        section: name of the section, for error texts.
+
+    Raises:
+        GraphError: when the module is none of these, or keeps state between calls.
+    """
+    if isinstance(module, linen.Module):
+        return LinenAdapter(module, section)
+    if isinstance(module, tuple) and len(module) == 2 and all(callable(f) for f in module):
+        return FunctionsAdapter(*module)
+    if isinstance(module, nnx.Module):
+        return NnxAdapter(module, section)
+    if callable(module):
+        return NnxAdapter(module, section)
+    raise GraphError(
+        f"the module of section {section!r} cannot be used.",
+        wanted="an NNX module, a callable rngs -> nnx.Module, a Linen module, or a pair of functions (init, apply)",
+        have=f"{type(module).__name__}",
+        fix="pass one of these as Section.module",
+        anchor="module-kind",
+    )
+
+
+class NnxAdapter:
+    """An NNX module, given as an instance (its values are the initial ones) or as a callable that makes one."""
+
+    def __init__(self, module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], section: str) -> None:
+        self._instance = module if isinstance(module, nnx.Module) else None
+        self._build = None if isinstance(module, nnx.Module) else module
+        self._section = section
+
+    @functools.cached_property
+    def _split(self) -> tuple[Any, nnx.State]:
+        """The graph definition and the abstract parameters."""
+        module = self._instance if self._instance is not None else nnx.eval_shape(lambda: self._make(jax.random.key(0)))
+        if not isinstance(module, nnx.Module):
+            raise _not_nnx(self._section, module)
+        graphdef, params, rest = nnx.split(module, nnx.Param, ...)
+        _refuse_state(self._section, ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)])
+        return graphdef, params
+
+    def _make(self, key: jax.Array) -> nnx.Module:
+        if self._build is None:
+            raise RuntimeError("a module instance is not built again")
+        # Annotated variables may be created outside a mesh; their placement is decided by the section's rules.
+        with nnx.use_eager_sharding(False):
+            return self._build(nnx.Rngs(key))
+
+    def abstract(self, batch: Batch, inputs: Batch) -> Params:
+        """See `Adapter.abstract`."""
+        return {p: jax.ShapeDtypeStruct(v.get_value().shape, v.get_value().dtype) for p, v in _flat(self._split[1]).items()}
+
+    def names(self, batch: Batch, inputs: Batch) -> dict[str, LogicalNames]:
+        """See `Adapter.names`; reads the `out_sharding` (older flax: `sharding_names`) of each `nnx.Param`."""
+        found = {}
+        for path, variable in _flat(self._split[1]).items():
+            metadata = variable.get_metadata()
+            names = metadata.get("out_sharding") or metadata.get("sharding_names")
+            if names:
+                found[path] = tuple(names)
+        return found
+
+    def init(self, key: jax.Array, batch: Batch, inputs: Batch) -> Params:
+        """See `Adapter.init`; a module given as an instance keeps its values."""
+        module = self._instance if self._instance is not None else self._make(key)
+        return {path: v.get_value() for path, v in _flat(nnx.state(module, nnx.Param)).items()}
+
+    def apply(self, params: Params, batch: Batch, inputs: Batch) -> dict[str, Any]:
+        """See `Adapter.apply`."""
+        graphdef, abstract = self._split
+        flat = {path: variable.replace(params["/".join(map(str, path))]) for path, variable in nnx.to_flat_state(abstract)}
+        module = nnx.merge(graphdef, nnx.from_flat_state(flat))
+        return module(batch, **inputs)  # type: ignore[operator]  # a section's module is callable by contract
+
+
+class LinenAdapter:
+    """A Linen module; logical names come from `nn.with_partitioning` boxes."""
+
+    def __init__(self, module: linen.Module, section: str) -> None:
+        self._module = module
+        self._section = section
+
+    def _boxed(self, batch: Batch, inputs: Batch) -> dict[str, Any]:
+        def init(key: jax.Array) -> Any:
+            return self._module.init(key, _zeros(batch), **_zeros(inputs))
+
+        variables = jax.eval_shape(init, jax.random.key(0))
+        _refuse_state(self._section, [c for c in variables if c != "params"])
+        is_box = lambda x: isinstance(x, linen.meta.AxisMetadata)  # noqa: E731 - a predicate for two calls
+        return {_path(p): leaf for p, leaf in jax.tree_util.tree_flatten_with_path(variables.get("params", {}), is_leaf=is_box)[0]}
+
+    def abstract(self, batch: Batch, inputs: Batch) -> Params:
+        """See `Adapter.abstract`."""
+        return {path: linen.meta.unbox(leaf) for path, leaf in self._boxed(batch, inputs).items()}
+
+    def names(self, batch: Batch, inputs: Batch) -> dict[str, LogicalNames]:
+        """See `Adapter.names`."""
+        return {p: tuple(leaf.names) for p, leaf in self._boxed(batch, inputs).items() if isinstance(leaf, linen.Partitioned)}
+
+    def init(self, key: jax.Array, batch: Batch, inputs: Batch) -> Params:
+        """See `Adapter.init`."""
+        variables = self._module.init(key, _zeros(batch), **_zeros(inputs))
+        return _flatten(linen.meta.unbox(variables).get("params", {}))
+
+    def apply(self, params: Params, batch: Batch, inputs: Batch) -> dict[str, Any]:
+        """See `Adapter.apply`."""
+        return self._module.apply({"params": _unflatten(params)}, batch, **inputs)  # type: ignore[return-value]
+
+
+class FunctionsAdapter:
+    """A plain pair of functions over a nested dict of parameters."""
+
+    def __init__(self, init: Callable[[jax.Array], Any], apply: Callable[..., dict[str, Any]]) -> None:
+        self._init = init
+        self._apply = apply
+
+    def abstract(self, batch: Batch, inputs: Batch) -> Params:
+        """See `Adapter.abstract`."""
+        return _flatten(jax.eval_shape(self._init, jax.random.key(0)))
+
+    def names(self, batch: Batch, inputs: Batch) -> dict[str, LogicalNames]:
+        """See `Adapter.names`: plain functions declare none."""
+        return {}
+
+    def init(self, key: jax.Array, batch: Batch, inputs: Batch) -> Params:
+        """See `Adapter.init`."""
+        return _flatten(self._init(key))
+
+    def apply(self, params: Params, batch: Batch, inputs: Batch) -> dict[str, Any]:
+        """See `Adapter.apply`."""
+        return self._apply(_unflatten(params), batch, **inputs)
+
+
+def _flat(state: nnx.State) -> dict[str, Any]:
+    return {"/".join(map(str, path)): variable for path, variable in nnx.to_flat_state(state)}
+
+
+def _path(path: tuple[Any, ...]) -> str:
+    return "/".join(str(getattr(part, "key", getattr(part, "idx", part))) for part in path)
+
+
+def _flatten(tree: Any) -> Params:
+    return {_path(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *parents, last = path.split("/")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return tree
+
+
+def _zeros(tree: Batch) -> dict[str, Any]:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), dict(tree))
+
+
+def _refuse_state(section: str, names: list[str]) -> None:
+    if names:
+        raise GraphError(
+            f"the module of section {section!r} keeps state between calls.",
+            wanted="parameters only: a value that changes between calls would depend on how the batch is cut into micro-batches",
+            have=", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
+            fix="use layers without running statistics, and maestro_jax.models.noise for dropout (keyed by sample and position)",
+            anchor="module-state",
+        )
+
+
+def _not_nnx(section: str, module: Any) -> GraphError:
+    return GraphError(
+        f"the module of section {section!r} cannot be built.",
+        wanted="a callable rngs -> nnx.Module",
+        have=f"a callable that returned {type(module).__name__}",
+        fix="return an nnx.Module, or pass a Linen module itself, or a pair of functions (init, apply)",
+        anchor="module-kind",
+    )

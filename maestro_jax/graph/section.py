@@ -1,0 +1,151 @@
+"""A section: a part of the model with its own parameters, submesh, sharding rules and micro-batch size."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..config import configurable
+from ..data.samples import Item
+from ..errors import ConfigError, set_by
+
+DEFAULT_RULES: Mapping[str, str | None] = MappingProxyType(
+    {"vocab": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "rows": "fsdp"}
+)
+"""Logical axis name -> mesh axis; names that are not listed are not split."""
+
+
+@configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """A scalar that a section's module returns as a sum over its micro-batch.
+
+    The loss is the sum over objectives of `weight * sum / count`, where `count` is taken once over the global batch.
+
+    Args:
+        weight: factor in the loss; 0 reports the objective without training on it.
+        count: what the sum is divided by: the name of an item array (its sum), or a function from an item to a number.
+    """
+
+    weight: float = 1.0
+    count: str | Callable[[Item], float] = "loss_mask"
+
+    def count_of(self, item: Item) -> float:
+        """Returns what one item adds to the denominator."""
+        return float(item.arrays[self.count].sum(dtype="float64")) if isinstance(self.count, str) else float(self.count(item))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Edge:
+    """An output of one section that is an input of another.
+
+    Args:
+        producer: name of the section that makes it.
+        output: key in what the producer's module returns, `[rows, length, d]`.
+        consumer: name of the section that takes it.
+        input: keyword under which the consumer's module receives it.
+    """
+
+    producer: str
+    output: str
+    consumer: str
+    input: str
+
+    @property
+    def label(self) -> str:
+        """A name that is unique in a graph."""
+        return f"{self.producer}.{self.output}->{self.consumer}.{self.input}"
+
+
+@configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the model, and where and in which pieces it runs.
+
+    Args:
+        name: unique in its graph; in a config, the scope.
+        module: an NNX module, a callable `rngs -> nnx.Module`, a Linen module, or a pair `(init, apply)`.
+        reads: the stream of items that it processes.
+        inputs: input name -> "section.output" of another section.
+        objectives: name of a scalar sum that the module returns -> how it counts.
+        trainable: whether its parameters are updated.
+        frozen: patterns of parameter paths that are never updated ("teacher_head/*", shell wildcards; a name alone covers all below it).
+        weights: where initial parameters come from: a safetensors file, or path prefix -> "file" or "file:prefix in the file".
+        check_tokenizer: refuse weights whose recorded tokenizer is not the data's.
+        optimizer: its own optimizer; None takes the trainer's.
+        replicas: data-parallel copies.
+        axes: size of each mesh axis inside a replica, for example {"tensor": 2}.
+        submesh: name of the submesh that it runs on; sections that name the same one take turns. None: its own.
+        rules: logical axis name -> mesh axis, added to the default rules.
+        microbatch: the bucket ladder in units, ascending: one size, or several.
+        row_length: units in one row of a micro-batch; None makes it one row.
+        dtype: precision of parameters and activations in compute; master parameters and sums are float32.
+        fan_in: most producer micro-batches that feed one of its micro-batches, per edge; None: one more than their sizes need.
+        fan_out: most consumer micro-batches that one of its micro-batches feeds, per edge; None: one more than their sizes need.
+    """
+
+    name: str
+    module: Any
+    reads: str = "text"
+    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    objectives: Mapping[str, Objective] = dataclasses.field(default_factory=dict)
+    trainable: bool = True
+    frozen: tuple[str, ...] = ()
+    weights: str | Mapping[str, str] | None = None
+    check_tokenizer: bool = True
+    optimizer: Any = None
+    replicas: int = 1
+    axes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    submesh: str | None = None
+    rules: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    microbatch: int | tuple[int, ...] = 1024
+    row_length: int | None = None
+    dtype: str = "float32"
+    fan_in: int | None = None
+    fan_out: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            self._refuse("name", "a name made of letters, digits and underscores", repr(self.name), "rename the section")
+        for field in ("replicas", "fan_in", "fan_out"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                self._refuse(field, "a whole number, at least 1", str(value), f"set {field} to 1 or more")
+        bad = {axis: size for axis, size in self.axes.items() if not isinstance(size, int) or size < 1 or axis == "replica"}
+        if bad:
+            self._refuse("axes", "axis names other than 'replica' with sizes of at least 1", str(bad), "correct the sizes; replicas is its own field")
+        if self.dtype not in ("float32", "bfloat16"):
+            self._refuse("dtype", "float32 or bfloat16", repr(self.dtype), "choose one of the two")
+        self._check_buckets()
+        for name, source in self.inputs.items():
+            if source.count(".") != 1:
+                self._refuse("inputs", f"{name}: 'section.output'", repr(source), "name the producer and its output with one dot")
+
+    def _check_buckets(self) -> None:
+        buckets, row = self.buckets, self.row_length
+        if not buckets or min(buckets) < 1 or list(buckets) != sorted(set(buckets)):
+            self._refuse("microbatch", "one or more ascending sizes in units", str(self.microbatch), "for example (256, 1024)")
+        if row is not None and (row < 1 or any(b % row for b in buckets)):
+            self._refuse("row_length", f"a length that divides every bucket of {buckets}", str(row), "choose a common divisor, or leave it out")
+
+    def _refuse(self, field: str, wanted: str, have: str, fix: str) -> None:
+        raise ConfigError(
+            f"section {self.name!r} has a wrong {field}.", wanted=wanted, have=have, fix=fix, anchor="section-value", set_by=set_by(self, field)
+        )
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """The bucket ladder in units, ascending."""
+        return (self.microbatch,) if isinstance(self.microbatch, int) else tuple(self.microbatch)
+
+    @property
+    def largest_item(self) -> int:
+        """The most units that one item may have."""
+        return self.row_length or self.buckets[-1]
+
+    def is_frozen(self, path: str) -> bool:
+        """Whether the parameter at `path` is never updated."""
+        return not self.trainable or any(fnmatch.fnmatchcase(path, p) or path.startswith(p.rstrip("/") + "/") for p in self.frozen)

@@ -1,0 +1,181 @@
+"""Shapes and dtypes of a graph, found by abstract evaluation: parameters, outputs, and what crosses each edge."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..data.samples import ArraySpec
+from ..errors import DataError, EdgeError, GraphError, MaestroError, did_you_mean, set_by
+from .adapters import Adapter, LogicalNames, adapt
+from .graph import SectionGraph
+from .section import Edge, Section
+
+Specs = Mapping[str, Mapping[str, ArraySpec]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SectionShapes:
+    """What is known of a section before anything is allocated.
+
+    Args:
+        adapter: the section's module.
+        batch: per bucket, the arrays that the module receives (without the training key).
+        inputs: per bucket, the input arrays `[rows, length, d]`.
+        params: path -> shape, in float32 or an integer dtype.
+        names: path -> logical axis names.
+        outputs: key -> shape of what the module returns at the largest bucket.
+    """
+
+    adapter: Adapter
+    batch: Mapping[int, Mapping[str, jax.ShapeDtypeStruct]]
+    inputs: Mapping[int, Mapping[str, jax.ShapeDtypeStruct]]
+    params: Mapping[str, jax.ShapeDtypeStruct]
+    names: Mapping[str, LogicalNames]
+    outputs: Mapping[str, jax.ShapeDtypeStruct]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphShapes:
+    """Shapes of every section and the width and dtype of every edge.
+
+    Args:
+        sections: by name.
+        edges: label -> row of the edge, `[d]` with its dtype.
+    """
+
+    sections: Mapping[str, SectionShapes]
+    edges: Mapping[str, jax.ShapeDtypeStruct]
+
+
+def batch_shapes(section: Section, specs: Specs, bucket: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the arrays that a section's module receives for one bucket.
+
+    Args:
+        section: the section.
+        specs: stream -> array name -> spec, from the data set.
+        bucket: size in units.
+
+    Raises:
+        DataError: when the data has no stream of that name.
+    """
+    if section.reads not in specs:
+        raise DataError(
+            f"section {section.name!r} reads a stream that the data does not have.",
+            wanted=f"one of {sorted(specs)}{did_you_mean(section.reads, list(specs))}",
+            have=repr(section.reads),
+            fix="correct Section.reads, or use data with that stream",
+            anchor="unknown-stream",
+            set_by=set_by(section, "reads"),
+        )
+    length = section.row_length or bucket
+    shape = (bucket // length, length)
+    arrays = {name: jax.ShapeDtypeStruct(shape + spec.shape, jnp.dtype(spec.dtype)) for name, spec in specs[section.reads].items()}
+    arrays |= {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in ("segment_ids", "positions")}
+    return {**arrays, "sample_ids": jax.ShapeDtypeStruct(shape, jnp.uint32)}
+
+
+def graph_shapes(graph: SectionGraph, specs: Specs) -> GraphShapes:
+    """Evaluates every section abstractly, producers first.
+
+    Args:
+        graph: the sections.
+        specs: stream -> array name -> spec, from the data set.
+
+    Raises:
+        EdgeError: an unknown output, an output that is not `[rows, length, d]`, or a consumer that cannot take it.
+        GraphError: an objective that the module does not return as a scalar, or a module that fails.
+    """
+    sections: dict[str, SectionShapes] = {}
+    edges: dict[str, jax.ShapeDtypeStruct] = {}
+    for name in graph.order:
+        section = graph[name]
+        rows = {e.input: edges[e.label] for e in graph.into(name)}
+        sections[name] = _section_shapes(section, specs, rows)
+        for edge in graph.out_of(name):
+            edges[edge.label] = _edge_row(graph, edge, sections[name])
+    return GraphShapes(sections=sections, edges=edges)
+
+
+def _section_shapes(section: Section, specs: Specs, rows: Mapping[str, jax.ShapeDtypeStruct]) -> SectionShapes:
+    batch = {b: batch_shapes(section, specs, b) for b in section.buckets}
+    inputs = {
+        b: {n: jax.ShapeDtypeStruct(batch[b]["segment_ids"].shape + row.shape, row.dtype) for n, row in rows.items()} for b in section.buckets
+    }
+    adapter = adapt(section.module, section.name)
+    largest = section.buckets[-1]
+    try:
+        params = {p: jax.ShapeDtypeStruct(s.shape, s.dtype) for p, s in adapter.abstract(batch[largest], inputs[largest]).items()}
+        names = adapter.names(batch[largest], inputs[largest])
+        compute = {p: compute_shape(s, section.dtype) for p, s in params.items()}
+        outputs = jax.eval_shape(adapter.apply, compute, batch[largest], inputs[largest])
+    except MaestroError:
+        raise
+    except Exception as error:  # a user's module may fail in any way; the text must say which section it was
+        raise _module_failed(section, inputs[largest], error) from error
+    _check_objectives(section, outputs)
+    return SectionShapes(adapter=adapter, batch=batch, inputs=inputs, params=params, names=names, outputs=outputs)
+
+
+def compute_shape(param: Any, dtype: str) -> jax.ShapeDtypeStruct:
+    """The shape of a parameter in compute precision: floating dtypes become `dtype`, others stay."""
+    floating = jnp.issubdtype(param.dtype, jnp.floating)
+    return jax.ShapeDtypeStruct(param.shape, jnp.dtype(dtype) if floating else param.dtype)
+
+
+def _edge_row(graph: SectionGraph, edge: Edge, producer: SectionShapes) -> jax.ShapeDtypeStruct:
+    section = graph[edge.producer]
+    origin = set_by(graph[edge.consumer], "inputs")
+    if edge.output not in producer.outputs:
+        known = sorted(producer.outputs)
+        raise EdgeError(
+            f"section {edge.producer!r} has no output {edge.output!r}.",
+            wanted=f"one of {known}{did_you_mean(edge.output, known)}",
+            have=edge.label,
+            fix="correct the name in inputs, or return it from the module",
+            anchor="unknown-output",
+            set_by=origin,
+        )
+    shape = producer.outputs[edge.output]
+    rows = producer.batch[section.buckets[-1]]["segment_ids"].shape
+    if len(shape.shape) != 3 or shape.shape[:2] != rows or not jnp.issubdtype(shape.dtype, jnp.floating):
+        raise EdgeError(
+            f"output {edge.output!r} of section {edge.producer!r} cannot cross an edge.",
+            wanted=f"a floating-point array [rows, length, d] = [{rows[0]}, {rows[1]}, d]",
+            have=f"{shape.dtype}{list(shape.shape)}",
+            fix="return one row per unit of the micro-batch",
+            anchor="edge-shape",
+            set_by=origin,
+        )
+    return jax.ShapeDtypeStruct(shape.shape[2:], shape.dtype)
+
+
+def _check_objectives(section: Section, outputs: Mapping[str, Any]) -> None:
+    for name in section.objectives:
+        have = outputs.get(name)
+        if have is None or have.shape != ():
+            raise GraphError(
+                f"objective {name!r} of section {section.name!r} is not a scalar that its module returns.",
+                wanted=f"{name!r}: a scalar sum over the micro-batch",
+                have=f"{have.dtype}{list(have.shape)}" if have is not None else f"the keys {sorted(outputs)}{did_you_mean(name, list(outputs))}",
+                fix="return the sum (not the mean) under that name, or correct Section.objectives",
+                anchor="objective-missing",
+                set_by=set_by(section, "objectives"),
+            )
+
+
+def _module_failed(section: Section, inputs: Mapping[str, Any], error: Exception) -> MaestroError:
+    shapes = {name: f"{s.dtype}{list(s.shape)}" for name, s in inputs.items()}
+    kind = EdgeError if inputs else GraphError
+    return kind(
+        f"the module of section {section.name!r} fails on the shapes that it would receive.",
+        wanted="a module that takes (batch, **inputs) and returns a dict",
+        have=f"{type(error).__name__}: {str(error).strip()[:600]}\ninputs: {shapes or 'none'}",
+        fix="make the widths and dtypes of the edge agree at both ends, or correct the module",
+        anchor="module-fails",
+        set_by=set_by(section, "inputs" if inputs else "module"),
+    )

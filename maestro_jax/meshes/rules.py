@@ -1,0 +1,54 @@
+"""From logical axis names to partition specs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jax.sharding import Mesh, PartitionSpec
+
+
+def partition_spec(
+    shape: tuple[int, ...], names: tuple[str | None, ...] | None, rules: Mapping[str, str | None], mesh: Mesh
+) -> tuple[PartitionSpec, list[str]]:
+    """Maps the dimensions of a parameter to mesh axes.
+
+    Args:
+        shape: of the parameter.
+        names: logical name of each dimension, or None for a parameter that declares none (kept whole).
+        rules: logical name -> mesh axis; a name without a rule is not split.
+        mesh: whose axis sizes count.
+
+    Returns:
+        The spec, and the dimensions that stay whole because their size is not divisible by the axis
+        ("dimension 0 (kv_heads, 1) by tensor=2"). A mesh axis is used for the first dimension that asks for it.
+    """
+    axes: list[str | None] = []
+    whole = []
+    for n, (size, name) in enumerate(zip(shape, names or (None,) * len(shape), strict=True)):
+        axis = rules.get(name) if name is not None else None
+        if axis is None or axis not in mesh.shape or mesh.shape[axis] == 1 or axis in axes:
+            axes.append(None)
+        elif size % mesh.shape[axis]:
+            whole.append(f"dimension {n} ({name}, {size}) by {axis}={mesh.shape[axis]}")
+            axes.append(None)
+        else:
+            axes.append(axis)
+    return PartitionSpec(*axes), whole
+
+
+def spread_over_replicas(shape: tuple[int, ...], spec: PartitionSpec, replicas: int) -> PartitionSpec:
+    """Adds the replica axis to the first dimension that it divides and that no other axis splits.
+
+    Master parameters and optimizer state need not be whole on every replica (ZeRO stage 1, Rajbhandari et al.,
+    arXiv 1910.02054). A parameter without such a dimension stays whole.
+
+    >>> spread_over_replicas((6, 8), PartitionSpec(None, "tensor"), 3)
+    PartitionSpec('replica', 'tensor')
+    """
+    axes = list(spec) + [None] * (len(shape) - len(spec))
+    if replicas > 1:
+        for n, size in enumerate(shape):
+            if axes[n] is None and size % replicas == 0 and size > 0:
+                axes[n] = "replica"
+                break
+    return PartitionSpec(*axes)

@@ -1,0 +1,156 @@
+"""Moves rows between the meshes of two replicas without a host read, for any pair of device counts.
+
+`jax.device_put` between meshes reads a sharded array to the host, and blocks, when a destination shard's index is not
+the index of some source shard. So rows cross in a *wire layout*: G rows are cut into K = lcm(source devices,
+destination devices) stripes. The producer's program returns K / source arrays, each striped over its devices; the
+consumer's program takes K / destination arrays striped over its own. Stripe k lies on device k mod source and goes to
+device k mod destination: one batched put of single-device pieces moves them all, each byte once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from ..errors import MeshError
+
+MAX_STRIPES = 256
+"""Pairs of device counts with more stripes than this are refused: their pieces would be too small to be worth moving."""
+
+Arrays = tuple[jax.Array, ...]
+
+
+class Wire:
+    """The layout of one slot of rows between two replicas.
+
+    Args:
+        source: devices of the producer's replica.
+        target: devices of the consumer's replica.
+        rows: rows in a slot (G); a multiple of the number of stripes.
+        row: shape `[d]` and dtype of a row.
+        label: names the edge in error texts.
+
+    Raises:
+        MeshError: when the pair of device counts has too many stripes, or `rows` is not a multiple of them.
+    """
+
+    def __init__(self, source: Mesh, target: Mesh, rows: int, row: jax.ShapeDtypeStruct, label: str) -> None:
+        self.stripes = stripes(source.size, target.size)
+        if self.stripes > MAX_STRIPES or rows % self.stripes:
+            raise _refused(label, source.size, target.size, rows, self.stripes)
+        self.rows, self.row = rows, row
+        self.source, self.target = source, target
+        self.source_arrays = self.stripes // source.size
+        self.target_arrays = self.stripes // target.size
+        self._source_devices, self._target_devices = list(source.devices.flat), list(target.devices.flat)
+
+    def shapes(self, mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The arrays of one slot as they lie on `mesh`, either end of the wire, with their sharding."""
+        count = self.stripes // mesh.size
+        shape = (self.rows // count, *self.row.shape)
+        return (jax.ShapeDtypeStruct(shape, self.row.dtype, sharding=striped(mesh)),) * count
+
+    def pieces(self, slot: Arrays, back: bool) -> tuple[list[jax.Array], list[Any]]:
+        """The single-device pieces of a slot and the device that each goes to; `back` is from consumer to producer."""
+        here, there = (self._target_devices, self._source_devices) if back else (self._source_devices, self._target_devices)
+        by_array = [{s.device: s.data for s in array.addressable_shards} for array in slot]
+        pieces = [by_array[k // len(here)][here[k % len(here)]] for k in range(self.stripes)]
+        return pieces, [there[k % len(there)] for k in range(self.stripes)]
+
+    def assemble(self, pieces: Sequence[jax.Array], back: bool) -> Arrays:
+        """Makes the arrays of a slot from pieces that have arrived; no copy."""
+        mesh = self.source if back else self.target
+        shapes = self.shapes(mesh)
+        return tuple(
+            jax.make_array_from_single_device_arrays(s.shape, s.sharding, list(pieces[j * mesh.size : (j + 1) * mesh.size]))
+            for j, s in enumerate(shapes)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Parcel:
+    """One slot on its way.
+
+    Args:
+        wire: between the two replicas.
+        slot: the arrays at the sending end.
+        back: whether it goes from consumer to producer (gradients).
+    """
+
+    wire: Wire
+    slot: Arrays
+    back: bool = False
+
+
+def move(parcels: Sequence[Parcel]) -> list[Arrays]:
+    """Sends slots, over any number of wires, in one batched put; returns their arrays at the other end, at once."""
+    pieces: list[jax.Array] = []
+    targets: list[SingleDeviceSharding] = []
+    for parcel in parcels:
+        some, devices = parcel.wire.pieces(parcel.slot, parcel.back)
+        pieces += some
+        targets += [SingleDeviceSharding(d) for d in devices]
+    if not pieces:
+        return []
+    # The one device transfer between sections. Not donated: donation between meshes crashes on CPU, and on a shared
+    # submesh the result aliases the source.
+    moved = jax.device_put(pieces, targets)
+    arrived, start = [], 0
+    for parcel in parcels:
+        end = start + parcel.wire.stripes
+        arrived.append(parcel.wire.assemble(moved[start:end], parcel.back))
+        start = end
+    return arrived
+
+
+def stripes(source: int, target: int) -> int:
+    """Number of stripes between replicas of `source` and `target` devices.
+
+    >>> stripes(2, 3)
+    6
+    """
+    return math.lcm(source, target)
+
+
+def striped(mesh: Mesh) -> NamedSharding:
+    """Rows split over all devices of a mesh, in the mesh's own order."""
+    return NamedSharding(mesh, PartitionSpec(tuple(mesh.axis_names)))
+
+
+def split(rows: jax.Array, arrays: int) -> Arrays:
+    """Inside a producer's program: cuts a slot `[G, d]` into the arrays of its wire."""
+    return tuple(jnp.split(rows, arrays, axis=0))
+
+
+def join(arrays: Arrays) -> jax.Array:
+    """Inside a consumer's program: puts the arrays of a slot together again, `[G, d]`."""
+    return jnp.concatenate(arrays, axis=0) if len(arrays) > 1 else arrays[0]
+
+
+def on_every_device(scalar: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Copies a replicated array to every device of another mesh, from one of its shards, without a host read.
+
+    Args:
+        scalar: any small array that is whole on each of its devices.
+        sharding: replicated sharding on the destination mesh.
+    """
+    devices = list(sharding.mesh.devices.flat)
+    piece = scalar.addressable_shards[0].data
+    copies = jax.device_put([piece] * len(devices), [SingleDeviceSharding(d) for d in devices])
+    return jax.make_array_from_single_device_arrays(scalar.shape, sharding, copies)
+
+
+def _refused(label: str, source: int, target: int, rows: int, stripes: int) -> MeshError:
+    return MeshError(
+        f"edge {label} cannot cross from {source} to {target} devices.",
+        wanted=f"at most {MAX_STRIPES} stripes, dividing the {rows} rows of a slot (the smaller of the two largest micro-batches)",
+        have=f"{stripes} stripes, the least common multiple of {source} and {target}",
+        fix="choose device counts with a smaller common multiple, or micro-batches that it divides",
+        anchor="wire-stripes",
+    )

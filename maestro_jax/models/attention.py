@@ -1,0 +1,132 @@
+"""Attention over packed rows behind one interface; kinds are registered by name.
+
+A packed row holds several items, numbered from 1 by `segment_ids`, and padding, numbered 0. A token sees the tokens of
+its own segment at its own position or before. Padding is a segment like any other: it sees only padding, itself at
+least, so no softmax runs over an empty set and neither values nor gradients can become NaN; no token sees it.
+
+Dimensions: R rows, L length (of queries), S length (of keys), H query heads, G key heads, M = H / G query heads to a
+key head, K features of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from ..errors import ConfigError, did_you_mean
+
+
+class AttentionKind(Protocol):
+    """What a kind of attention computes; see `attention` for the arguments."""
+
+    def __call__(
+        self, q_RLHK: jax.Array, k_RLGK: jax.Array, v_RLGK: jax.Array, segment_ids_RL: jax.Array, positions_RL: jax.Array
+    ) -> jax.Array: ...
+
+
+# Added to the scores of pairs that do not see each other: large enough to make any weight 0, and finite.
+_UNSEEN = -1e30
+
+_KINDS: dict[str, AttentionKind] = {}
+
+
+def register_attention(name: str) -> Callable[[AttentionKind], AttentionKind]:
+    """Returns a decorator that makes a function known to `attention` as `kind=name`.
+
+    Args:
+        name: the new kind; an existing one of that name is replaced.
+
+    Returns:
+        A decorator that gives its function back.
+    """
+
+    def register(function: AttentionKind) -> AttentionKind:
+        _KINDS[name] = function
+        return function
+
+    return register
+
+
+def check_attention(kind: str, *, owner: str, set_by: str) -> None:
+    """Refuses a kind that nobody registered.
+
+    Args:
+        kind: name to look up.
+        owner: what asks for it, for the error text.
+        set_by: where the name was set, for the error text.
+
+    Raises:
+        ConfigError: the kind is unknown.
+    """
+    if kind not in _KINDS:
+        raise ConfigError(
+            f"{owner} asks for an unknown kind of attention.",
+            wanted="one of " + ", ".join(repr(name) for name in sorted(_KINDS)),
+            have=repr(kind) + did_you_mean(kind, sorted(_KINDS)),
+            set_by=set_by,
+            fix="name a registered kind, or register your own with maestro_jax.models.register_attention before the configuration is read",
+            anchor="unknown-attention",
+        )
+
+
+def attention(
+    q_RLHK: jax.Array,
+    k_RLGK: jax.Array,
+    v_RLGK: jax.Array,
+    segment_ids_RL: jax.Array,
+    positions_RL: jax.Array,
+    kind: str = "dense",
+) -> jax.Array:
+    """Packed causal attention; query head h reads key head h // (H / G).
+
+    Args:
+        q_RLHK: queries, any float dtype.
+        k_RLGK: keys; G divides H.
+        v_RLGK: values.
+        segment_ids_RL: int32, 0 for padding, items of a row numbered from 1.
+        positions_RL: int32, from 0 within an item.
+        kind: name of a registered kind.
+
+    Returns:
+        [R, L, H, K] in the dtype of the values. Rows of padding are finite and mean nothing.
+
+    Raises:
+        ConfigError: the kind is unknown.
+
+    >>> one = jnp.ones((1, 3, 1, 2))
+    >>> v = jnp.arange(3.0).reshape(1, 3, 1, 1) * one
+    >>> attention(one, one, v, jnp.array([[1, 1, 2]]), jnp.array([[0, 1, 0]]))[0, :, 0, 0]
+    Array([0. , 0.5, 2. ], dtype=float32)
+    """
+    check_attention(kind, owner="attention", set_by="the calling program: attention(kind=...)")
+    return _KINDS[kind](q_RLHK, k_RLGK, v_RLGK, segment_ids_RL, positions_RL)
+
+
+@register_attention("dense")
+def dense_attention(
+    q_RLHK: jax.Array, k_RLGK: jax.Array, v_RLGK: jax.Array, segment_ids_RL: jax.Array, positions_RL: jax.Array
+) -> jax.Array:
+    """The kind "dense": all scores at once, in float32; memory grows with the square of the row length."""
+    rows, length, heads, features = q_RLHK.shape
+    groups = k_RLGK.shape[2]
+    # Query heads of one key head are stacked along the queries (X = M * L): plain products of matrices, with no axis
+    # between those of the score matrix, which XLA on CPU would transpose element by element.
+    q_RGMLK = (q_RLHK / math.sqrt(features)).reshape(rows, length, groups, -1, features).transpose(0, 2, 3, 1, 4)
+    q_RGXK = q_RGMLK.reshape(rows, groups, -1, features)
+    k_RGSK, v_RGSK = k_RLGK.swapaxes(1, 2), v_RLGK.swapaxes(1, 2)
+    scores_RGXS = jnp.einsum("RGXK,RGSK->RGXS", q_RGXK, k_RGSK, preferred_element_type=jnp.float32)
+    sees_RLS = (segment_ids_RL[:, :, None] == segment_ids_RL[:, None, :]) & (positions_RL[:, :, None] >= positions_RL[:, None, :])
+    scores_RGMLS = scores_RGXS.reshape(rows, groups, -1, length, length) + jnp.where(sees_RLS, 0.0, _UNSEEN)[:, None, None]
+    # Softmax, but divided by its sum after the product with the values, where there is less to divide. The largest
+    # score cancels out, so no gradient runs through it.
+    largest_RGML1 = jax.lax.stop_gradient(jnp.max(scores_RGMLS, axis=-1, keepdims=True))
+    weights_RGMLS = jnp.exp(scores_RGMLS - largest_RGML1)
+    sums_RGML1 = jnp.sum(weights_RGMLS, axis=-1, keepdims=True)
+    weights_RGXS = weights_RGMLS.astype(v_RLGK.dtype).reshape(scores_RGXS.shape)
+    mixed_RGXK = jnp.einsum("RGXS,RGSK->RGXK", weights_RGXS, v_RGSK, preferred_element_type=jnp.float32)
+    mixed_RGMLK = mixed_RGXK.reshape(q_RGMLK.shape) / sums_RGML1
+    return mixed_RGMLK.transpose(0, 3, 1, 2, 4).reshape(q_RLHK.shape).astype(v_RLGK.dtype)

@@ -1,0 +1,201 @@
+"""The parts of a decoder: annotated parameters, RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+Equal layers are one module whose parameters have a leading axis `layers`; a scan cuts one layer out of it and calls
+it. Parts therefore make their parameters with any leading shape (`stack`) and compute with those of one layer.
+
+Parameters are float32 when made. What is computed follows the parameters that are passed in: with bfloat16 ones the
+matrix products are bfloat16, while norms, softmax and sums of products stay float32.
+
+Dimensions: R rows, L length, D embed, H query heads, G key heads, K features of a head, F width of the MLP.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .attention import attention
+
+Names = tuple[str | None, ...]
+
+
+def parameter(rngs: nnx.Rngs, shape: tuple[int, ...], names: Names, scale: float) -> nnx.Param[jax.Array]:
+    """Makes a float32 parameter, normally distributed with standard deviation `scale`.
+
+    Args:
+        rngs: source of the key ("params").
+        shape: shape of the array.
+        names: logical name of each axis, or None for an axis that is never sharded.
+        scale: standard deviation.
+
+    Returns:
+        A parameter whose metadata `out_sharding` holds the names. It is not placed: sections place parameters by their
+        own rules, and eager sharding would refuse logical names outside of a mesh.
+
+    >>> parameter(nnx.Rngs(0), (4, 2), ("vocab", "embed"), 0.02).get_metadata("out_sharding")
+    ('vocab', 'embed')
+    """
+    value = scale * jax.random.normal(rngs.params(), shape, jnp.float32)
+    return nnx.Param(value, out_sharding=names, eager_sharding=False)
+
+
+class VocabularyTable(nnx.Module):
+    """A table [vocab, embed]: the embedding, or an output head, which has the same layout.
+
+    Args:
+        vocab_size: V.
+        embed: D.
+        rngs: source of the key.
+    """
+
+    def __init__(self, vocab_size: int, embed: int, *, rngs: nnx.Rngs) -> None:
+        # 0.02 is GPT-2's: small logits at the start, so that the first loss is close to log V.
+        self.weight = parameter(rngs, (vocab_size, embed), ("vocab", "embed"), 0.02)
+
+
+def project(x: jax.Array, weight: jax.Array, contracted: int = 1) -> jax.Array:
+    """Contracts the last axes of activations with the first axes of a weight.
+
+    The axes of tokens are flattened to one, so that the gradient of the weight contracts a single axis: a product with
+    a transposed matrix, which libraries do in place. With [rows, length] kept apart, XLA on CPU copies activations
+    through a strided transpose for each gradient, and the backward of a layer took four times as long. The weight is
+    not reshaped: its reshaped form would be saved for the backward pass, a copy of all parameters.
+
+    Args:
+        x: [..., *inputs].
+        weight: [*inputs, *outputs].
+        contracted: number of axes in `inputs`.
+
+    Returns:
+        [..., *outputs].
+
+    >>> project(jnp.ones((2, 3, 4, 5)), jnp.ones((4, 5, 6)), contracted=2).shape
+    (2, 3, 6)
+    """
+    kept = x.ndim - contracted
+    y = jnp.tensordot(x.reshape(-1, *x.shape[kept:]), weight, axes=contracted)
+    return y.reshape(*x.shape[:kept], *weight.shape[contracted:])
+
+
+class RMSNorm(nnx.Module):
+    """Root mean square normalisation over the last axis (Zhang and Sennrich, arXiv 1910.07467), in float32.
+
+    Args:
+        embed: D.
+        epsilon: added to the mean square.
+        stack: leading shape of the parameter, `(layers,)` in a stack.
+    """
+
+    def __init__(self, embed: int, epsilon: float, *, stack: tuple[int, ...] = ()) -> None:
+        names = ("layers",) * len(stack) + ("embed",)
+        self.scale = nnx.Param(jnp.ones((*stack, embed), jnp.float32), out_sharding=names, eager_sharding=False)
+        self.epsilon = epsilon
+
+    def __call__(self, x_RLD: jax.Array) -> jax.Array:
+        """Returns an array of the shape and dtype of `x_RLD`."""
+        wide_RLD = x_RLD.astype(jnp.float32)
+        inverse_RL1 = jax.lax.rsqrt(jnp.mean(jnp.square(wide_RLD), axis=-1, keepdims=True) + self.epsilon)
+        scale_D = self.scale[...].astype(jnp.float32)
+        return (wide_RLD * inverse_RL1 * scale_D[None, None, :]).astype(x_RLD.dtype)
+
+
+def rotary_angles(positions_RL: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of rotary position embedding (Su et al., arXiv 2104.09864).
+
+    Args:
+        positions_RL: int32.
+        head_dim: K, even.
+        theta: base of the wave lengths; pair i turns by position * theta^(-2 i / K).
+
+    Returns:
+        Two float32 arrays [R, L, K / 2].
+    """
+    rates_K = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    angles_RLK = positions_RL.astype(jnp.float32)[:, :, None] * rates_K[None, None, :]
+    return jnp.cos(angles_RLK), jnp.sin(angles_RLK)
+
+
+def rotate(x_RLHK: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Turns pairs of features (i, i + K / 2) by their angles; the pairing is that of Llama weights on Hugging Face.
+
+    Args:
+        x_RLHK: queries or keys.
+        angles: cosines and sines from `rotary_angles`.
+
+    Returns:
+        An array of the shape and dtype of `x_RLHK`; computed in float32.
+    """
+    cos_RL1K, sin_RL1K = angles[0][:, :, None, :], angles[1][:, :, None, :]
+    first_RLHK, second_RLHK = jnp.split(x_RLHK.astype(jnp.float32), 2, axis=-1)
+    turned = [first_RLHK * cos_RL1K - second_RLHK * sin_RL1K, second_RLHK * cos_RL1K + first_RLHK * sin_RL1K]
+    return jnp.concatenate(turned, axis=-1).astype(x_RLHK.dtype)
+
+
+class GroupedQueryAttention(nnx.Module):
+    """Attention with fewer key heads than query heads (Ainslie et al., arXiv 2305.13245), without biases.
+
+    Args:
+        embed: D.
+        heads: H.
+        kv_heads: G, a divisor of H.
+        head_dim: K.
+        kind: name of a registered kind of attention.
+        output_scale: factor on the initial scale of the output projection.
+        stack: leading shape of the parameters.
+        rngs: source of keys.
+    """
+
+    def __init__(
+        self,
+        embed: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        kind: str,
+        output_scale: float,
+        stack: tuple[int, ...] = (),
+        rngs: nnx.Rngs,
+    ) -> None:
+        names, scale = ("layers",) * len(stack), 1 / math.sqrt(embed)
+        self.query = parameter(rngs, (*stack, embed, heads, head_dim), (*names, "embed", "heads", "head_dim"), scale)
+        self.key = parameter(rngs, (*stack, embed, kv_heads, head_dim), (*names, "embed", "kv_heads", "head_dim"), scale)
+        self.value = parameter(rngs, (*stack, embed, kv_heads, head_dim), (*names, "embed", "kv_heads", "head_dim"), scale)
+        output_scale /= math.sqrt(heads * head_dim)
+        self.output = parameter(rngs, (*stack, heads, head_dim, embed), (*names, "heads", "head_dim", "embed"), output_scale)
+        self.kind = kind
+
+    def __call__(
+        self, x_RLD: jax.Array, angles: tuple[jax.Array, jax.Array], segment_ids_RL: jax.Array, positions_RL: jax.Array
+    ) -> jax.Array:
+        """Returns [R, L, D]; see `attention` for what a token sees."""
+        q_RLHK = rotate(project(x_RLD, self.query[...]), angles)
+        k_RLGK = rotate(project(x_RLD, self.key[...]), angles)
+        v_RLGK = project(x_RLD, self.value[...])
+        mixed_RLHK = attention(q_RLHK, k_RLGK, v_RLGK, segment_ids_RL, positions_RL, self.kind)
+        return project(mixed_RLHK, self.output[...], contracted=2)
+
+
+class SwiGLU(nnx.Module):
+    """Gated MLP, down(silu(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202), without biases.
+
+    Args:
+        embed: D.
+        width: F.
+        output_scale: factor on the initial scale of the down projection.
+        stack: leading shape of the parameters.
+        rngs: source of keys.
+    """
+
+    def __init__(self, embed: int, width: int, *, output_scale: float, stack: tuple[int, ...] = (), rngs: nnx.Rngs) -> None:
+        names = ("layers",) * len(stack)
+        self.gate = parameter(rngs, (*stack, embed, width), (*names, "embed", "mlp"), 1 / math.sqrt(embed))
+        self.up = parameter(rngs, (*stack, embed, width), (*names, "embed", "mlp"), 1 / math.sqrt(embed))
+        self.down = parameter(rngs, (*stack, width, embed), (*names, "mlp", "embed"), output_scale / math.sqrt(width))
+
+    def __call__(self, x_RLD: jax.Array) -> jax.Array:
+        """Returns [R, L, D]."""
+        return project(jax.nn.silu(project(x_RLD, self.gate[...])) * project(x_RLD, self.up[...]), self.down[...])

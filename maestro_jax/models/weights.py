@@ -1,0 +1,92 @@
+"""Reads and writes parameters as safetensors files.
+
+Only the slices that a device needs are read, so a file may be larger than the host's memory. The fingerprint of the
+tokenizer that a model was trained with travels in the file's metadata: equal widths with other tokenizers would train
+on garbage without an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ..errors import CheckpointError
+
+TOKENIZER_KEY = "tokenizer_fingerprint"
+
+
+class StoredArray:
+    """An array in a file, read slice by slice.
+
+    Attributes:
+        shape: dimensions.
+    """
+
+    def __init__(self, slice_: Any) -> None:
+        self._slice = slice_
+        self.shape = tuple(slice_.get_shape())
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """Reads the part that `index` (a tuple of slices) names."""
+        return np.asarray(self._slice[index] if self.shape else self._slice[:])
+
+
+class WeightFile:
+    """An open safetensors file.
+
+    Args:
+        path: of the file.
+        set_by: where it was named, for error texts.
+
+    Raises:
+        CheckpointError: when the file cannot be read.
+    """
+
+    def __init__(self, path: Path, set_by: str) -> None:
+        self.path = path
+        try:
+            self._file = safe_open(path, framework="numpy")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"weights cannot be read from {path}.",
+                wanted="a safetensors file",
+                have=f"{type(error).__name__}: {error}",
+                fix="name a file that was written by a run (weights/SECTION.safetensors), or make it again",
+                anchor="weights-unreadable",
+                set_by=set_by,
+            ) from error
+
+    @property
+    def tokenizer_fingerprint(self) -> str | None:
+        """Of the tokenizer that the model was trained with, or None when the file does not say."""
+        return (self._file.metadata() or {}).get(TOKENIZER_KEY)
+
+    def arrays(self, prefix: str = "") -> dict[str, StoredArray]:
+        """Returns path below `prefix` -> array."""
+        start = prefix + "/" if prefix else ""
+        return {name[len(start) :]: StoredArray(self._file.get_slice(name)) for name in self._file.keys() if name.startswith(start)}
+
+
+def save_weights(path: Path, arrays: Mapping[str, np.ndarray], *, tokenizer: str | None = None, dtype: str | None = None) -> None:
+    """Writes parameters to a safetensors file, atomically.
+
+    Args:
+        path: of the file; its folder is made.
+        arrays: path of a parameter -> value.
+        tokenizer: fingerprint to record.
+        dtype: convert floating-point arrays to this dtype ("float16", ...); None keeps theirs.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = {}
+    for name, array in arrays.items():
+        convert = dtype is not None and np.issubdtype(array.dtype, np.floating)
+        kept[name] = np.ascontiguousarray(array.astype(dtype) if convert else array)
+    unfinished = path.with_name(path.name + ".unfinished")
+    save_file(kept, unfinished, metadata={TOKENIZER_KEY: tokenizer} if tokenizer else None)
+    os.replace(unfinished, path)

@@ -1,0 +1,23 @@
+"""How it runs: the plan, compiled programs, state, feeds, and the dispatcher that binds them into exact steps."""
+
+from .compile import Compiled, Program
+from .engine import Engine, StepReport
+from .feeds import PreparedStep, Preparer, make_workload
+from .plan import EdgePlan, Plan, SectionPlan, make_plan, requests_of
+from .reference import reference_gradients
+
+__all__ = [
+    "Compiled",
+    "EdgePlan",
+    "Engine",
+    "Plan",
+    "PreparedStep",
+    "Preparer",
+    "Program",
+    "SectionPlan",
+    "StepReport",
+    "make_plan",
+    "make_workload",
+    "reference_gradients",
+    "requests_of",
+]

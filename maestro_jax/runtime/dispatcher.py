@@ -1,0 +1,256 @@
+"""Issues the tasks of a schedule, in its order, from one thread, without waiting for any result.
+
+An executor for `schedules.loop.run`: whatever has been issued counts as available, because device queues do the
+waiting. The only wait is the bound on tasks in flight per replica.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from ..errors import EdgeError, MeshError, ScheduleError
+from ..meshes import Parcel, move
+from ..schedules import DEVICES, Progress, Task, Workload, run
+from ..schedules.cutting import Microbatch
+from ..schedules.policies import replay
+from .compile import Compiled
+from .feeds import Micro, PreparedStep, Slot
+from .state import SectionState
+
+Slots = dict[str, list[tuple[jax.Array, ...]]]
+
+
+@dataclasses.dataclass
+class Payload:
+    """Rows on their way from one micro-batch to another, with the hash of what the sender takes them to be."""
+
+    arrays: tuple[jax.Array, ...]
+    pairing: str
+
+
+@dataclasses.dataclass
+class Saved:
+    """What a forward leaves for its backward."""
+
+    slots: Any
+    kept: Any
+
+
+class InFlight:
+    """Bounds the tasks that a replica has been given and has not finished, over steps."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._markers: dict[tuple[str, int], collections.deque[jax.Array]] = collections.defaultdict(collections.deque)
+
+    def add(self, section: str, replica: int, marker: jax.Array) -> None:
+        """Counts a task; waits for the oldest one when there are too many."""
+        queue = self._markers[section, replica]
+        queue.append(marker)
+        if len(queue) > self.limit:
+            queue.popleft().block_until_ready()
+
+
+class Dispatcher:
+    """Runs one prepared step on the devices of a plan."""
+
+    now = DEVICES
+
+    def __init__(
+        self, compiled: Compiled, states: Mapping[str, SectionState], zeros: Mapping[Any, tuple[jax.Array, ...]], in_flight: InFlight
+    ) -> None:
+        self.compiled, self.plan, self.states, self.zeros, self.in_flight = compiled, compiled.plan, states, zeros, in_flight
+
+    def run(self, prepared: PreparedStep, sums: Mapping[tuple[str, int], dict[str, jax.Array]] | None = None) -> dict[tuple[str, int], Any]:
+        """Issues every task of a step except updates, which it leaves to the caller.
+
+        Args:
+            prepared: schedule and feeds.
+            sums: for an evaluation, the objective sums of each (section, replica) to add to.
+
+        Returns:
+            The objective sums of an evaluation; empty for training, where they stay with the accumulators.
+
+        Raises:
+            ScheduleError: when the schedule asks for a task before what it needs was issued.
+            EdgeError: when a payload's rows are not what its consumer expects.
+        """
+        self.prepared = prepared
+        self.payloads: dict[tuple[str, Micro, Micro], Payload] = {}
+        self.returned: dict[tuple[str, Micro, Micro], tuple[jax.Array, ...]] = {}
+        self.saved: dict[Micro, Saved] = {}
+        self.replica_of: dict[Micro, int] = {(t.section, t.items): t.replica for t in prepared.schedule.tasks if t.items}
+        self.sums = dict(sums or {})
+        self.issued: list[Task] = []
+        self._started: list[Task] = []
+        progress = Progress(prepared.workload, microbatches_of(prepared.workload, prepared.schedule.tasks))
+        run(progress, replay(prepared.schedule), self)
+        if self.payloads or self.returned or self.saved:
+            raise ScheduleError(
+                "a step ended with payloads that nobody took.",
+                wanted="every payload consumed",
+                have=str(sorted(label for label, _, _ in [*self.payloads, *self.returned])),
+                fix="report this: the schedule is not valid",
+                anchor="schedule-invalid",
+                set_by="the policy",
+            )
+        return self.sums
+
+    # -- Executor
+
+    def start(self, task: Task) -> int:
+        """Issues a task; returns its scheduled end."""
+        if task.kind != "update":
+            marker = getattr(self, "_" + task.kind)(task)
+            self.in_flight.add(task.section, task.replica, marker)
+        self.issued.append(task)
+        self._started.append(task)
+        return task.end
+
+    def wait(self, until: int | None) -> list[Task]:
+        """Everything that was issued counts as ended: its results are futures."""
+        ended, self._started = self._started, []
+        return ended
+
+    # -- kinds of task
+
+    def _forward(self, task: Task) -> jax.Array:
+        micro = (task.section, task.items)
+        slots = self._arrived(task)
+        keeps = self.plan.graph.runs_backward[task.section] and self.prepared.training
+        kind = "evaluate" if self.plan.graph.runs_backward[task.section] and not self.prepared.training else "forward"
+        gradients, sums = self._take(task)
+        out = self._call(task, kind, *self._inputs(task, slots), sums)
+        payload, new_sums, marker = out[0], out[1], out[-1]
+        if keeps:
+            self.saved[micro] = Saved(slots, out[2])
+        self._put(task, gradients, new_sums)
+        self._send(task, payload)
+        return marker
+
+    def _backward(self, task: Task) -> jax.Array:
+        micro = (task.section, task.items)
+        saved = self.saved.pop(micro)
+        gradients, sums = self._take(task)
+        cotangents = self._cotangents(task)
+        back, gradients, marker = self._call(task, "backward", *self._inputs(task, saved.slots), saved.kept, cotangents, gradients)
+        self._put(task, gradients, sums)
+        self._send_back(task, back)
+        return marker
+
+    def _forward_backward(self, task: Task) -> jax.Array:
+        slots = self._arrived(task)
+        gradients, sums = self._take(task)
+        back, sums, gradients, marker = self._call(task, "forward_backward", *self._inputs(task, slots), sums, gradients)
+        self._put(task, gradients, sums)
+        self._send_back(task, back)
+        return marker
+
+    def _inputs(self, task: Task, slots: Any) -> tuple[Any, ...]:
+        params, frozen = self.states[task.section].params(task.replica)
+        return params, frozen, self.prepared.feeds[task.section, task.items].arrays, slots
+
+    def _call(self, task: Task, kind: str, *args: Any) -> Any:
+        program = self.compiled[task.section, kind, task.bucket, task.replica]
+        try:
+            return program(*args)
+        except (ValueError, TypeError) as error:
+            raise explain_mismatch(program, task, kind, args, error) from error
+
+    # -- accumulators: taken because programs donate them, put back at once
+
+    def _take(self, task: Task) -> tuple[Any, Any]:
+        if not self.prepared.training:
+            return None, self.sums[task.section, task.replica]
+        return self.states[task.section].holders[task.replica].take()
+
+    def _put(self, task: Task, gradients: Any, sums: Any) -> None:
+        if self.prepared.training:
+            self.states[task.section].holders[task.replica].put(gradients, sums)
+        else:
+            self.sums[task.section, task.replica] = sums
+
+    # -- payloads
+
+    def _arrived(self, task: Task) -> dict[str, tuple[tuple[jax.Array, ...], ...]]:
+        """The payloads of a micro-batch by slot, zeros where none is sent; each is checked against its route."""
+        micro = (task.section, task.items)
+        slots: Slots = {e.edge.label: [self.zeros[e.edge.label, "in", task.replica]] * e.fan_in for e in self.plan.into(task.section)}
+        for slot in self.prepared.feeds[micro].arriving:
+            payload = self.payloads.pop((slot.label, slot.partner, micro))
+            if payload.pairing != slot.pairing:
+                raise _mispaired(slot, payload, self.prepared.step)
+            slots[slot.label][slot.number] = payload.arrays
+        return {label: tuple(found) for label, found in slots.items()}
+
+    def _send(self, task: Task, payload: Mapping[str, Any]) -> None:
+        micro = (task.section, task.items)
+        leaving = self.prepared.feeds[micro].leaving
+        parcels = [Parcel(self._wire(slot, micro, slot.partner), payload[slot.label][slot.number]) for slot in leaving]
+        for slot, arrays in zip(leaving, move(parcels), strict=True):
+            self.payloads[slot.label, micro, slot.partner] = Payload(arrays, slot.pairing)
+
+    def _send_back(self, task: Task, back: Mapping[str, Any]) -> None:
+        micro = (task.section, task.items)
+        slots = [s for s in self.prepared.feeds[micro].arriving if self.plan.edges[s.label].backward]
+        parcels = [Parcel(self._wire(slot, slot.partner, micro), back[slot.label][slot.number], back=True) for slot in slots]
+        for slot, arrays in zip(slots, move(parcels), strict=True):
+            self.returned[slot.label, slot.partner, micro] = arrays
+
+    def _cotangents(self, task: Task) -> dict[str, tuple[tuple[jax.Array, ...], ...]]:
+        micro = (task.section, task.items)
+        slots: Slots = {e.edge.label: [self.zeros[e.edge.label, "out", task.replica]] * e.fan_out for e in self.plan.out_of(task.section)}
+        for slot in self.prepared.feeds[micro].leaving:
+            slots[slot.label][slot.number] = self.returned.pop((slot.label, micro, slot.partner))
+        return {label: tuple(found) for label, found in slots.items()}
+
+    def _wire(self, slot: Slot, producer: Micro, consumer: Micro) -> Any:
+        return self.plan.edges[slot.label].wires[self.replica_of[producer], self.replica_of[consumer]]
+
+
+def microbatches_of(workload: Workload, tasks: tuple[Task, ...]) -> list[Microbatch]:
+    """The micro-batches that a schedule runs, in its order of forwards."""
+    units = {sample.id: sample.items for step in workload.steps for sample in step}
+    counts: dict[str, int] = collections.defaultdict(int)
+    found = []
+    for task in tasks:
+        if task.kind in ("forward", "forward_backward"):
+            sizes = tuple(units[s][task.section][n] for s, n in task.items)
+            number = counts[task.section]
+            counts[task.section] += 1
+            found.append(Microbatch(section=task.section, step=task.step, number=number, bucket=task.bucket, items=task.items, units=sizes))
+    return found
+
+
+def explain_mismatch(program: Any, task: Task, kind: str, args: tuple[Any, ...], error: Exception) -> Exception:
+    """Finds the argument that does not lie where its program wants it, and says so; else returns the error itself."""
+    wanted = jax.tree.leaves(program.input_shardings[0])
+    have = jax.tree_util.tree_flatten_with_path(args)[0]
+    if len(wanted) != len(have):
+        return error
+    for (path, array), sharding in zip(have, wanted, strict=True):
+        if isinstance(array, jax.Array) and array.sharding.device_set != sharding.device_set:
+            return MeshError(
+                f"argument {jax.tree_util.keystr(path)} of the {kind} of section {task.section!r}, replica {task.replica}, lies elsewhere.",
+                wanted=f"devices {sorted(d.id for d in sharding.device_set)}",
+                have=f"devices {sorted(d.id for d in array.sharding.device_set)}, {array.dtype}{list(array.shape)}",
+                fix="keep arrays on the submesh of their section; payloads cross by their edge only",
+                anchor="wrong-mesh",
+            )
+    return error
+
+
+def _mispaired(slot: Slot, payload: Payload, step: int) -> EdgeError:
+    return EdgeError(
+        f"a payload of edge {slot.label} met the wrong consumer in step {step}.",
+        wanted=f"rows with the pairing {slot.pairing}, of samples {sorted({s for s, _ in slot.partner[1]})} of the batch",
+        have=f"rows with the pairing {payload.pairing}",
+        fix="report this: routes at both ends of the edge disagree",
+        anchor="mispaired-payload",
+        set_by="the routes of this step",
+    )

@@ -1,0 +1,275 @@
+"""Everything that a step needs on its devices besides activations, made ahead of it: schedule, data, routes, scales.
+
+Runs in a background thread while the step before runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..data import Packed, Sample, pack, route
+from ..data.routes import pairing
+from ..errors import DataError
+from ..graph import Section
+from ..schedules import Cost, EdgeWork, Policy, SampleWork, Schedule, SectionWork, Task, Workload, place
+from .compile import Arguments, Compiled
+from .plan import Plan
+from .state import whole
+
+Micro = tuple[str, tuple[tuple[int, int], ...]]
+"""A micro-batch within its step: (section, pieces)."""
+
+UNLIMITED = 2**60
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """One payload of a micro-batch.
+
+    Args:
+        label: of its edge.
+        number: which slot of this micro-batch it is.
+        partner: the micro-batch at the other end.
+        pairing: hash of what this end takes the rows to be.
+    """
+
+    label: str
+    number: int
+    partner: Micro
+    pairing: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskFeed:
+    """What one micro-batch takes beside parameters and payloads.
+
+    Args:
+        arrays: on the devices of its replica, as `Arguments.feed` describes.
+        arriving: payloads that it takes.
+        leaving: payloads that it sends.
+    """
+
+    arrays: Any
+    arriving: tuple[Slot, ...]
+    leaving: tuple[Slot, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedStep:
+    """A global batch that is ready to be issued.
+
+    Args:
+        step: number of the step in the run.
+        training: whether gradients are wanted.
+        samples: the samples, in arrival order.
+        workload: what is to be done.
+        schedule: in which order.
+        feeds: per micro-batch.
+        counts: (section, objective) -> denominator over the global batch.
+        units: section -> units in its items, for throughput.
+        padding: section -> share of the scheduled units that hold no item.
+        active: section -> device scalar: whether any weighted objective counts anything (a step without is not applied).
+    """
+
+    step: int
+    training: bool
+    samples: Sequence[Sample]
+    workload: Workload
+    schedule: Schedule
+    feeds: Mapping[Micro, TaskFeed]
+    counts: Mapping[tuple[str, str], float]
+    units: Mapping[str, int]
+    padding: Mapping[str, float]
+    active: Mapping[str, jax.Array]
+
+
+def make_workload(plan: Plan, samples: Sequence[Sample], training: bool) -> Workload:
+    """Describes a global batch to the scheduler: a task costs its bucket's units, twice that for a backward.
+
+    Args:
+        plan: where sections run.
+        samples: of the batch, in arrival order; their numbers are the workload's sample ids.
+        training: whether sections run backward and update.
+    """
+    devices = {d: n for n, d in enumerate(dict.fromkeys(d for s in plan.sections.values() for d in s.submesh.mesh.devices.flat))}
+    sections = {}
+    for name, section in plan.sections.items():
+        mesh = section.submesh
+        sections[name] = SectionWork(
+            replicas=mesh.replicas,
+            buckets=section.section.buckets,
+            trainable=section.section.trainable and training,
+            max_inflight=UNLIMITED,
+            forward=Cost(per_unit=1),
+            backward=Cost(per_unit=2),
+            devices=tuple(tuple(devices[d] for d in mesh.replica_devices(r)) for r in range(mesh.replicas)),
+            row_length=section.section.row_length,
+        )
+    edges = []
+    for edge in plan.edges.values():
+        pair = edge.edge.producer, edge.edge.consumer
+        # Several edges between two sections are one dependency, with the tightest of their limits.
+        edges.append(EdgeWork(producer=pair[0], consumer=pair[1], fan_in=edge.fan_in, fan_out=edge.fan_out))
+    merged = {(e.producer, e.consumer): e for e in edges}
+    works = []
+    for number, sample in enumerate(samples):
+        items = {name: tuple(item.units for item in sample.items.get(s.section.reads, ())) for name, s in plan.sections.items()}
+        works.append(SampleWork(id=number, items={name: units for name, units in items.items() if units}))
+    return Workload(sections=sections, edges=tuple(merged.values()), steps=(tuple(works),))
+
+
+class Preparer:
+    """Prepares steps for a compiled plan."""
+
+    def __init__(self, compiled: Compiled, policy: Policy, specs: Any, seed: int) -> None:
+        self.compiled, self.plan, self.policy, self.specs, self.seed = compiled, compiled.plan, policy, specs, seed
+
+    def prepare(self, samples: Sequence[Sample], step: int, training: bool = True) -> PreparedStep:
+        """Schedules a batch, packs it, makes routes and puts all arrays on the devices of their replicas.
+
+        Raises:
+            DataError: when an item does not fit the largest micro-batch of a section, or lengths differ across an edge.
+            ScheduleError: when the batch cannot be scheduled.
+        """
+        for sample in samples:
+            check_sample(self.plan, sample)
+        workload = make_workload(self.plan, samples, training)
+        schedule = self.policy.schedule(workload)
+        tasks = [t for t in schedule.tasks if t.kind in ("forward", "forward_backward")]
+        packed = {(t.section, t.items): self._pack(t, samples) for t in tasks}
+        counts = self._counts(samples)
+        arriving, leaving, indices = self._routes(tasks, packed, step, {n: s.id for n, s in enumerate(samples)})
+        feeds = {}
+        for task in tasks:
+            micro = task.section, task.items
+            arrays = self._put(task, packed[micro], indices[micro], counts, step, training)
+            feeds[micro] = TaskFeed(arrays=arrays, arriving=tuple(arriving[micro]), leaving=tuple(leaving[micro]))
+        return PreparedStep(
+            step=step,
+            training=training,
+            samples=samples,
+            workload=workload,
+            schedule=schedule,
+            feeds=feeds,
+            counts=counts,
+            units={n: sum(sum(s.items[n]) for s in workload.steps[0] if n in s.items) for n in self.plan.sections},
+            padding=_padding(workload, tasks),
+            active=self._active(counts),
+        )
+
+    def _pack(self, task: Task, samples: Sequence[Sample]) -> Packed:
+        section = self.plan.sections[task.section]
+        stream = section.section.reads
+        items = [(samples[s].number, samples[s].items[stream][n]) for s, n in task.items]
+        places = place([item.units for _, item in items], task.bucket, section.section.row_length)
+        if places is None:
+            raise RuntimeError(f"the schedule put {task.items} of {task.section!r} into a bucket of {task.bucket}")
+        return pack(task.items, items, places, self.specs[stream], section.micro_shape(task.bucket))
+
+    def _counts(self, samples: Sequence[Sample]) -> dict[tuple[str, str], float]:
+        counts = {}
+        for name, section in self.plan.sections.items():
+            items = [item for sample in samples for item in sample.items.get(section.section.reads, ())]
+            for key, objective in section.section.objectives.items():
+                counts[name, key] = sum(objective.count_of(item) for item in items)
+        return counts
+
+    def _active(self, counts: Mapping[tuple[str, str], float]) -> dict[str, jax.Array]:
+        weighted = [counts[n, k] for n, s in self.plan.sections.items() for k, o in s.section.objectives.items() if o.weight]
+        return {name: whole(self.plan.sections[name], np.bool_(any(weighted))) for name in self.compiled.trained}
+
+    def _routes(self, tasks: Sequence[Task], packed: Mapping[Micro, Packed], step: int, names: dict[int, str]) -> tuple[Any, Any, Any]:
+        """Returns per micro-batch: payloads that arrive, payloads that leave, and index arrays per edge."""
+        micros = {(t.section, t.items): t for t in tasks}
+        arriving: dict[Micro, list[Slot]] = {m: [] for m in micros}
+        leaving: dict[Micro, list[Slot]] = {m: [] for m in micros}
+        indices: dict[Micro, dict[str, np.ndarray]] = {m: {} for m in micros}
+        for label, edge in self.plan.edges.items():
+            for micro, task in micros.items():
+                if micro[0] == edge.edge.producer:
+                    indices[micro][label + " out"] = np.full((edge.fan_out, edge.slot_rows), task.bucket, np.int32)
+                if micro[0] == edge.edge.consumer:
+                    indices[micro][label + " in"] = np.full((edge.fan_in, edge.slot_rows), task.bucket, np.int32)
+            for a in (m for m in micros if m[0] == edge.edge.producer):
+                for b in (m for m in micros if m[0] == edge.edge.consumer):
+                    found = route(packed[a], packed[b], edge.slot_rows, label, names)
+                    if found is None:
+                        continue
+                    n_out = sum(s.label == label for s in leaving[a])
+                    n_in = sum(s.label == label for s in arriving[b])
+                    indices[a][label + " out"][n_out] = found.gather
+                    indices[b][label + " in"][n_in] = found.place
+                    leaving[a].append(Slot(label, n_out, b, pairing(label, step, packed[a], found.gather)))
+                    arriving[b].append(Slot(label, n_in, a, pairing(label, step, packed[b], found.place)))
+        return arriving, leaving, indices
+
+    def _put(
+        self,
+        task: Task,
+        packed: Packed,
+        indices: Mapping[str, np.ndarray],
+        counts: Mapping[tuple[str, str], float],
+        step: int,
+        training: bool,
+    ) -> Any:
+        """One batched put of a micro-batch's arrays to its replica."""
+        section = self.plan.sections[task.section].section
+        arguments: Arguments = self.compiled.arguments[task.section]
+        shapes = arguments.feed(task.bucket, task.replica, training)
+        batch: dict[str, Any] = dict(packed.arrays)
+        if "key" in shapes["batch"]:
+            batch["key"] = _key(self.seed, step, section.name)
+        feed = {
+            "batch": batch,
+            "place": {label: indices[label + " in"] for label in shapes["place"]},
+            "gather": {label: indices[label + " out"] for label in shapes["gather"]},
+            "scale": _scale(section, counts),
+        }
+        return jax.device_put(feed, jax.tree.map(lambda s: s.sharding, shapes))
+
+
+def check_sample(plan: Plan, sample: Sample) -> None:
+    """Refuses a sample with an item that no micro-batch of a section can hold.
+
+    Raises:
+        DataError: names the sample, the section and both lengths.
+    """
+    for section in (s.section for s in plan.sections.values()):
+        for item in sample.items.get(section.reads, ()):
+            if item.units > section.largest_item:
+                raise DataError(
+                    f"sample {sample.id!r} is longer than the largest micro-batch of section {section.name!r}.",
+                    wanted=f"items of at most {section.largest_item} units",
+                    have=f"{item.units} units",
+                    fix="raise microbatch (or row_length), shorten samples (max_length), or set train.on_bad_sample to 'skip'",
+                    anchor="sample-too-long",
+                    set_by=f"the data, sample {sample.id!r}",
+                )
+
+
+def _scale(section: Section, counts: Mapping[tuple[str, str], float]) -> np.ndarray:
+    """weight / count per objective; 0 where nothing counts, so that such an objective changes nothing."""
+    found = [(o.weight, counts[section.name, key]) for key, o in section.objectives.items()]
+    return np.array([weight / count if count else 0.0 for weight, count in found], np.float32)
+
+
+def _key(seed: int, step: int, section: str) -> np.ndarray:
+    """Two 32-bit words from (seed, step, section): the key of everything random in a section's step."""
+    low = zlib.crc32(f"{seed} {step} {section}".encode())
+    high = zlib.crc32(f"{section} {step} {seed}".encode(), low)
+    return np.array([high, low], np.uint32)
+
+
+def _padding(workload: Workload, tasks: Sequence[Task]) -> dict[str, float]:
+    padding = {}
+    for name in workload.sections:
+        scheduled = sum(t.bucket for t in tasks if t.section == name)
+        used = sum(sum(s.items[name]) for s in workload.steps[0] if name in s.items)
+        padding[name] = 1 - used / scheduled if scheduled else 0.0
+    return padding

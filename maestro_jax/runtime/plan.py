@@ -1,0 +1,226 @@
+"""The plan: which devices, meshes, specs and edge layouts each section gets. Made before anything is allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..errors import ConfigError, set_by
+from ..graph import Edge, GraphShapes, Section, SectionGraph, SectionShapes, graph_shapes
+from ..graph.section import DEFAULT_RULES
+from ..graph.shapes import Specs, compute_shape
+from ..meshes import Request, Submesh, Wire, carve, partition_spec, shrink, spread_over_replicas
+from ..meshes.transfers import stripes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SectionPlan:
+    """A section with its place.
+
+    Args:
+        section: the section.
+        shapes: what abstract evaluation found.
+        submesh: its devices.
+        trained: path -> shape of the parameters that are updated, as master copies (float32).
+        frozen: path -> shape of the others, in compute precision.
+        specs: path -> how compute parameters lie inside a replica.
+        master_specs: path -> how master parameters lie over the section's mesh (spread over replicas).
+    """
+
+    section: Section
+    shapes: SectionShapes
+    submesh: Submesh
+    trained: Mapping[str, jax.ShapeDtypeStruct]
+    frozen: Mapping[str, jax.ShapeDtypeStruct]
+    specs: Mapping[str, PartitionSpec]
+    master_specs: Mapping[str, PartitionSpec]
+
+    @property
+    def compute(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Path -> shape in compute precision of the parameters that are updated."""
+        return {path: compute_shape(shape, self.section.dtype) for path, shape in self.trained.items()}
+
+    def micro_shape(self, bucket: int) -> tuple[int, int]:
+        """(rows, length) of a micro-batch of this bucket."""
+        length = self.section.row_length or bucket
+        return bucket // length, length
+
+    def bytes_per_device(self) -> int:
+        """Parameters, gradients and master copies on the busiest device, without optimizer state and activations."""
+        mesh = self.submesh.mesh
+        total = sum(_shard_bytes(s, NamedSharding(mesh, self.specs[p])) for p, s in {**self.compute, **self.frozen}.items())
+        total += sum(_shard_bytes(s, NamedSharding(mesh, self.specs[p])) for p, s in self.trained.items())
+        return total + sum(_shard_bytes(s, NamedSharding(mesh, self.master_specs[p])) for p, s in self.trained.items())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EdgePlan:
+    """An edge with the layout in which its rows cross.
+
+    Args:
+        edge: the edge.
+        row: shape `[d]` and dtype of a row.
+        slot_rows: rows in a slot (G).
+        fan_in: slots of a consumer micro-batch.
+        fan_out: slots of a producer micro-batch.
+        wires: (producer replica, consumer replica) -> wire.
+        backward: whether gradients flow back over it.
+    """
+
+    edge: Edge
+    row: jax.ShapeDtypeStruct
+    slot_rows: int
+    fan_in: int
+    fan_out: int
+    wires: Mapping[tuple[int, int], Wire]
+    backward: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that is decided before anything is allocated.
+
+    Args:
+        graph: the sections.
+        sections: name -> plan, producers first.
+        edges: label -> plan.
+        notes: sentences that the user should read (sections that share devices, parameters that stay whole).
+    """
+
+    graph: SectionGraph
+    sections: Mapping[str, SectionPlan]
+    edges: Mapping[str, EdgePlan]
+    notes: tuple[str, ...] = ()
+
+    def into(self, section: str) -> tuple[EdgePlan, ...]:
+        """Edges that end in a section."""
+        return tuple(self.edges[e.label] for e in self.graph.into(section))
+
+    def out_of(self, section: str) -> tuple[EdgePlan, ...]:
+        """Edges that start in a section."""
+        return tuple(self.edges[e.label] for e in self.graph.out_of(section))
+
+
+def requests_of(graph: SectionGraph) -> list[Request]:
+    """What the sections of a graph ask for, in their order."""
+    return [
+        Request(section=s.name, submesh=s.submesh or s.name, replicas=s.replicas, axes=dict(s.axes), origin=_origin(s)) for s in graph.sections
+    ]
+
+
+def make_plan(graph: SectionGraph, specs: Specs, devices: Sequence[Any], *, share: bool = False) -> Plan:
+    """Places a graph on devices.
+
+    Args:
+        graph: the sections.
+        specs: stream -> array name -> spec, from the data set.
+        devices: JAX devices, taken in order.
+        share: with fewer devices than asked for, lower replicas and axes and let sections share what is here.
+
+    Raises:
+        MeshError: when the devices do not suffice and `share` is off, or an edge cannot cross.
+        ConfigError: when a micro-batch cannot be split over the axes of a replica.
+    """
+    requests, notes = requests_of(graph), []
+    if share:
+        requests, notes = shrink(requests, len(devices))
+    submeshes = carve(requests, devices)
+    shapes = graph_shapes(graph, specs)
+    sections = {}
+    for name in graph.order:
+        sections[name], more = _plan_section(graph[name], shapes.sections[name], submeshes[name])
+        notes += more
+    edges = {e.label: _plan_edge(graph, e, shapes, submeshes) for e in graph.edges}
+    return Plan(graph=graph, sections=sections, edges=edges, notes=tuple(notes))
+
+
+def _plan_section(section: Section, shapes: SectionShapes, submesh: Submesh) -> tuple[SectionPlan, list[str]]:
+    rules = {**DEFAULT_RULES, **section.rules}
+    unknown = {name: axis for name, axis in section.rules.items() if axis is not None and axis not in submesh.axes}
+    if unknown:
+        raise ConfigError(
+            f"section {section.name!r} has a rule for an axis that its mesh does not have.",
+            wanted=f"one of the axes {list(submesh.axes)}, or None",
+            have=str(unknown),
+            fix="correct the axis name, or add it to Section.axes",
+            anchor="unknown-axis",
+            set_by=set_by(section, "rules"),
+        )
+    specs, notes = {}, []
+    for path, shape in shapes.params.items():
+        specs[path], whole = partition_spec(shape.shape, shapes.names.get(path), rules, submesh.mesh)
+        notes += [f"section {section.name!r}: {path} stays whole: {text} is not divisible" for text in whole]
+    _check_rows(section, submesh)
+    is_trained = {p: jnp.issubdtype(s.dtype, jnp.floating) and not section.is_frozen(p) for p, s in shapes.params.items()}
+    trained = {p: compute_shape(s, "float32") for p, s in shapes.params.items() if is_trained[p]}
+    frozen = {p: compute_shape(s, section.dtype) for p, s in shapes.params.items() if not is_trained[p]}
+    master = {p: spread_over_replicas(s.shape, specs[p], submesh.replicas) for p, s in trained.items()}
+    _check_patterns(section, shapes)
+    plan = SectionPlan(section=section, shapes=shapes, submesh=submesh, trained=trained, frozen=frozen, specs=specs, master_specs=master)
+    return plan, notes
+
+
+def _check_patterns(section: Section, shapes: SectionShapes) -> None:
+    for pattern in section.frozen:
+        alone = dataclasses.replace(section, frozen=(pattern,), trainable=True)
+        if not any(alone.is_frozen(path) for path in shapes.params):
+            raise ConfigError(
+                f"a frozen pattern of section {section.name!r} matches no parameter.",
+                wanted=f"a pattern for one of {sorted(shapes.params)[:12]}",
+                have=repr(pattern),
+                fix="correct the pattern: parts of a path are joined by '/', '*' matches anything",
+                anchor="frozen-pattern",
+                set_by=set_by(section, "frozen"),
+            )
+
+
+def _check_rows(section: Section, submesh: Submesh) -> None:
+    """Rows of a micro-batch are split over `fsdp` inside a replica."""
+    split = submesh.mesh.shape["fsdp"]
+    rows = [bucket // (section.row_length or bucket) for bucket in section.buckets]
+    if any(r % split for r in rows):
+        raise ConfigError(
+            f"the micro-batches of section {section.name!r} cannot be split over its axes.",
+            wanted=f"numbers of rows that fsdp={split} divides",
+            have=f"buckets {section.buckets} with row_length={section.row_length}: {rows} rows",
+            fix="set row_length so that every bucket has enough rows, or lower fsdp",
+            anchor="microbatch-rows",
+            set_by=set_by(section, "row_length"),
+        )
+
+
+def _plan_edge(graph: SectionGraph, edge: Edge, shapes: GraphShapes, submeshes: Mapping[str, Submesh]) -> EdgePlan:
+    producer, consumer = graph[edge.producer], graph[edge.consumer]
+    large, small = producer.buckets[-1], consumer.buckets[-1]
+    source, target = submeshes[edge.producer], submeshes[edge.consumer]
+    count = stripes(source.replica_meshes[0].size, target.replica_meshes[0].size)
+    slot_rows = -(-min(large, small) // count) * count
+    wires = {
+        (p, c): Wire(source.replica_meshes[p], target.replica_meshes[c], slot_rows, shapes.edges[edge.label], edge.label)
+        for p in range(source.replicas)
+        for c in range(target.replicas)
+    }
+    return EdgePlan(
+        edge=edge,
+        row=shapes.edges[edge.label],
+        slot_rows=slot_rows,
+        fan_in=consumer.fan_in or math.ceil(small / large) + 1,
+        fan_out=producer.fan_out or math.ceil(large / small) + 1,
+        wires=wires,
+        backward=graph.runs_backward[edge.producer],
+    )
+
+
+def _shard_bytes(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> int:
+    return math.prod(sharding.shard_shape(shape.shape)) * shape.dtype.itemsize
+
+
+def _origin(section: Section) -> str:
+    field = "axes" if section.axes else "replicas"
+    return set_by(section, field)

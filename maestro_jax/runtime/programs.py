@@ -1,0 +1,175 @@
+"""The programs of a section: pure functions that are compiled once per bucket, kind and replica.
+
+Payload slots are filled (a gather) and placed (a scatter) inside the differentiated function, so that autodiff is their
+exact transpose. A forward that is followed by a backward returns the residuals of `jax.vjp` as a flat tuple, without
+those that are arguments of the program (parameters, data, payloads): the backward takes these from its own arguments,
+so that no copy of the weights is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..meshes.transfers import join, split
+from .plan import EdgePlan, Plan, SectionPlan
+
+Tree = Any
+
+
+@dataclasses.dataclass
+class Residuals:
+    """How the residuals of one traced forward lie in its VJP: which are arguments, which are returned.
+
+    Args:
+        treedef: structure of the VJP.
+        from_argument: per leaf, the number of the program argument's leaf that it is, or None when it is returned.
+    """
+
+    treedef: Any
+    from_argument: list[int | None]
+
+    def refill(self, arguments: list[Any], kept: tuple[Any, ...]) -> Any:
+        """Puts arguments and kept residuals back in their places."""
+        remaining = iter(kept)
+        return jax.tree.unflatten(self.treedef, [next(remaining) if n is None else arguments[n] for n in self.from_argument])
+
+
+class SectionFunctions:
+    """The functions of one section at one bucket; the same objects for every replica."""
+
+    def __init__(self, plan: Plan, section: SectionPlan, bucket: int) -> None:
+        self.section = section
+        self.shape = section.micro_shape(bucket)
+        self.into = plan.into(section.section.name)
+        self.out = plan.out_of(section.section.name)
+        self.objectives = tuple(section.section.objectives)
+        self.residuals: Residuals | None = None
+
+    # -- kinds of program
+
+    def forward(self, params: Tree, frozen: Tree, feed: Tree, slots: Tree, sums: Tree) -> tuple[Tree, Tree, jax.Array]:
+        """Runs forward only. Returns (payload, sums with this micro-batch added, marker)."""
+        payload, _, found = self._compute(params, frozen, feed, slots)
+        return payload, _added(sums, found), _marker()
+
+    def forward_residuals(self, params: Tree, frozen: Tree, feed: Tree, slots: Tree, sums: Tree) -> tuple[Tree, Tree, Tree, jax.Array]:
+        """Runs forward and keeps what a backward needs. Returns (payload, sums, residuals, marker)."""
+        payload, _, found, vjp = self._vjp(params, frozen, feed, slots)
+        leaves, treedef = jax.tree.flatten(vjp)
+        arguments = jax.tree.leaves((params, frozen, feed, slots))
+        numbers = [next((n for n, a in enumerate(arguments) if a is leaf), None) for leaf in leaves]
+        self.residuals = Residuals(treedef, numbers)
+        kept = tuple(leaf for leaf, n in zip(leaves, numbers, strict=True) if n is None)
+        return payload, _added(sums, found), kept, _marker()
+
+    def backward(
+        self, params: Tree, frozen: Tree, feed: Tree, slots: Tree, kept: Tree, cotangents: Tree, gradients: Tree
+    ) -> tuple[Tree, Tree, jax.Array]:
+        """Returns (cotangents of the slots that lead to something trainable, gradients with this micro-batch added, marker)."""
+        if self.residuals is None:
+            raise RuntimeError("a backward is traced after its forward")
+        vjp = self.residuals.refill(jax.tree.leaves((params, frozen, feed, slots)), kept)
+        found, back = vjp((cotangents, jnp.ones((), jnp.float32)))
+        return back, _accumulated(gradients, found), _marker()
+
+    def forward_backward(
+        self, params: Tree, frozen: Tree, feed: Tree, slots: Tree, sums: Tree, gradients: Tree
+    ) -> tuple[Tree, Tree, Tree, jax.Array]:
+        """Both in one program, for micro-batches that nothing consumes. Returns (cotangents, sums, gradients, marker)."""
+        payload, _, found, vjp = self._vjp(params, frozen, feed, slots)
+        nothing = jax.tree.map(jnp.zeros_like, payload)
+        grads, back = vjp((nothing, jnp.ones((), jnp.float32)))
+        return back, _added(sums, found), _accumulated(gradients, grads), _marker()
+
+    # -- the section itself
+
+    def _vjp(self, params: Tree, frozen: Tree, feed: Tree, slots: Tree) -> tuple[Tree, jax.Array, Tree, Any]:
+        through = {e.edge.label: slots[e.edge.label] for e in self.into if e.backward}
+
+        def loss_of(params: Tree, through: Tree) -> tuple[tuple[Tree, jax.Array], Tree]:
+            payload, loss, found = self._compute(params, frozen, feed, {**slots, **through})
+            return (payload, loss), found
+
+        (payload, loss), vjp, found = jax.vjp(loss_of, params, through, has_aux=True)
+        return payload, loss, found, vjp
+
+    def _compute(self, params: Tree, frozen: Tree, feed: Tree, slots: Tree) -> tuple[Tree, jax.Array, Tree]:
+        """Returns (payload, scaled loss, objective sums `[M]`)."""
+        inputs = {e.edge.input: self._placed(e, slots[e.edge.label], feed["place"][e.edge.label]) for e in self.into}
+        returned = self.section.shapes.adapter.apply({**params, **frozen}, feed["batch"], inputs)
+        payload = {e.edge.label: self._gathered(e, returned[e.edge.output], feed["gather"][e.edge.label]) for e in self.out}
+        if not self.objectives:
+            return payload, jnp.zeros((), jnp.float32), {}
+        sums = jnp.stack([returned[name].astype(jnp.float32) for name in self.objectives])
+        # A weight of 0 or a count of 0 makes a scale of 0; such a sum must not turn the loss into NaN.
+        loss = jnp.sum(jnp.where(feed["scale"] != 0, sums * feed["scale"], 0.0))
+        return payload, loss, {"sums": jax.lax.stop_gradient(sums)}
+
+    def _placed(self, edge: EdgePlan, slots: tuple[tuple[jax.Array, ...], ...], place: jax.Array) -> jax.Array:
+        """Slots `[S_in][G, d]` and their rows `[S_in, G]` -> input `[rows, length, d]`, zero where nothing arrives."""
+        rows, length = self.shape
+        values = jnp.concatenate([join(arrays) for arrays in slots], axis=0)
+        landing = jnp.zeros((rows * length, *edge.row.shape), edge.row.dtype)
+        # Every row is named at most once; rows out of range are empty.
+        return landing.at[place.reshape(-1)].set(values, mode="drop").reshape(rows, length, *edge.row.shape)
+
+    def _gathered(self, edge: EdgePlan, output: jax.Array, gather: jax.Array) -> tuple[tuple[jax.Array, ...], ...]:
+        """Output `[rows, length, d]` and rows `[S_out, G]` -> slots in the layout of their wires."""
+        flat = output.reshape(-1, *edge.row.shape)
+        arrays = next(iter(edge.wires.values())).source_arrays
+        return tuple(split(flat.at[gather[n]].get(mode="fill", fill_value=0), arrays) for n in range(edge.fan_out))
+
+
+def reduce_gradients(stack: Tree, sums: Tree) -> tuple[Tree, jax.Array, Tree, Tree, Tree]:
+    """Sums the replicas' gradients `[replica, ...]` and objective sums `[replica, M]`.
+
+    Returns (gradients, their sum of squares, objective sums `[M]`, stack of zeros, sums of zeros). The zeros take the place of
+    the donated stacks; the sum of squares is NaN where an objective sum is not finite, so that one scalar carries the verdict.
+    """
+    gradients = jax.tree.map(lambda g: g.sum(0), stack)
+    total = jax.tree.map(lambda s: s.sum(0), sums)
+    square = sum((jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)), jnp.zeros((), jnp.float32))
+    for value in jax.tree.leaves(total):
+        square = jnp.where(jnp.isfinite(value).all(), square, jnp.nan)
+    return gradients, square, total, jax.tree.map(jnp.zeros_like, stack), jax.tree.map(jnp.zeros_like, sums)
+
+
+def make_apply(optimizer: Any, clip_norm: float | None) -> Any:
+    """Returns the update of one section: `(master, state, compute, gradients, squares, active) -> (..., norm, applied)`."""
+
+    def apply(
+        master: Tree, state: Tree, compute: Tree, gradients: Tree, squares: Mapping[str, jax.Array], active: jax.Array
+    ) -> tuple[Tree, Tree, Tree, jax.Array, jax.Array]:
+        """One joint norm decides clipping and one verdict decides skipping, from the same numbers in every section."""
+        norm = jnp.sqrt(jnp.sum(jnp.stack([squares[name] for name in sorted(squares)])))
+        applied = jnp.isfinite(norm) & active
+        if clip_norm is not None:
+            factor = jnp.where(norm > clip_norm, clip_norm / norm, 1.0)
+            gradients = jax.tree.map(lambda g: g * factor, gradients)
+        updates, new_state = optimizer.update(gradients, state, master)
+        new_master = jax.tree.map(lambda p, u: p + u.astype(p.dtype), master, updates)
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(applied, a, b), new, old)  # noqa: E731 - used twice
+        new_master, new_state = keep(new_master, master), keep(new_state, state)
+        cast = {path: value.astype(compute[path].dtype) for path, value in new_master.items()}
+        return new_master, new_state, cast, norm, applied
+
+    return apply
+
+
+def _accumulated(gradients: Tree, found: Tree) -> Tree:
+    """Accumulators are `[1, ...]` float32, so that those of all replicas are views of one stack."""
+    return {path: total + found[path].astype(jnp.float32)[None] for path, total in gradients.items()}
+
+
+def _added(sums: Tree, found: Tree) -> Tree:
+    return {name: total + found[name][None] for name, total in sums.items()}
+
+
+def _marker() -> jax.Array:
+    """A scalar that is ready when the program has run; it bounds the tasks in flight and is never donated."""
+    return jnp.zeros((), jnp.float32)

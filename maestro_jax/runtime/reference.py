@@ -1,0 +1,82 @@
+"""The monolithic program that a step must agree with: every section on every sample, one `jax.grad`, one device.
+
+Independent of packing, routes, replicas and schedules: each sample has a row of its own, and rows cross edges as they
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..data import Sample
+from ..graph import SectionGraph
+from ..graph.shapes import GraphShapes, Specs
+
+Params = Mapping[str, Mapping[str, Any]]
+
+
+def reference_gradients(
+    graph: SectionGraph, shapes: GraphShapes, specs: Specs, params: Params, samples: Sequence[Sample]
+) -> tuple[float, dict[str, dict[str, np.ndarray]]]:
+    """Computes the loss of a global batch and its gradient in one program.
+
+    Args:
+        graph: the sections.
+        shapes: their abstract evaluation.
+        specs: stream -> array name -> spec.
+        params: section -> path -> value, float32.
+        samples: the batch.
+
+    Returns:
+        The loss, and section -> path -> gradient of the parameters that are trained.
+    """
+    batches = {s.name: _rows(s.reads, specs, samples) for s in graph.sections}
+    scales = {s.name: {n: _scale(o, s.reads, samples) for n, o in s.objectives.items()} for s in graph.sections}
+    trained = {
+        s.name: {p: v for p, v in params[s.name].items() if not s.is_frozen(p) and jnp.issubdtype(v.dtype, jnp.floating)}
+        for s in graph.sections
+        if s.trainable
+    }
+
+    def loss_of(trained: Params, params: Params, batches: Any) -> jax.Array:
+        returned: dict[str, dict[str, jax.Array]] = {}
+        loss = jnp.zeros((), jnp.float32)
+        for name in graph.order:
+            inputs = {e.input: returned[e.producer][e.output] for e in graph.into(name)}
+            values = {**params[name], **trained.get(name, {})}
+            returned[name] = shapes.sections[name].adapter.apply(values, batches[name], inputs)
+            for objective, scale in scales[name].items():
+                loss += scale * returned[name][objective] if scale else 0.0
+        return loss
+
+    device = jax.local_devices(backend="cpu")[0]
+    with jax.default_device(device):
+        args = jax.device_put((trained, {n: dict(p) for n, p in params.items()}, batches), device)
+        loss, gradients = jax.jit(jax.value_and_grad(loss_of))(*args)
+    return float(loss), jax.tree.map(np.asarray, gradients)
+
+
+def _rows(stream: str, specs: Specs, samples: Sequence[Sample]) -> dict[str, np.ndarray]:
+    """One item a row, padded to the longest; samples without items have no row."""
+    found = [(sample.number, item) for sample in samples for item in sample.items.get(stream, ())]
+    length = max(item.units for _, item in found)
+    shape = (len(found), length)
+    batch = {name: np.zeros(shape + spec.shape, spec.dtype) for name, spec in specs[stream].items()}
+    batch |= {"segment_ids": np.zeros(shape, np.int32), "positions": np.zeros(shape, np.int32), "sample_ids": np.zeros(shape, np.uint32)}
+    for row, (number, item) in enumerate(found):
+        for name in specs[stream]:
+            batch[name][row, : item.units] = item.arrays[name]
+        batch["segment_ids"][row, : item.units] = 1
+        batch["positions"][row, : item.units] = np.arange(item.units)
+        batch["sample_ids"][row, : item.units] = number
+    return batch
+
+
+def _scale(objective: Any, stream: str, samples: Sequence[Sample]) -> float:
+    count = sum(objective.count_of(item) for sample in samples for item in sample.items.get(stream, ()))
+    return objective.weight / count if count else 0.0

@@ -1,0 +1,195 @@
+"""The arrays that a section owns, and who may touch them when.
+
+Ownership: all wrappers of a buffer share its fate, and a deleted array of several devices in a warm program is a crash,
+not an exception. So each accumulator has one holder; a task takes it (it is donated) and puts the result back. Views of
+parameters for the replicas are handed out for one call and never kept outside; an update drops them before it donates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .compile import Arguments, Compiled
+from .plan import SectionPlan
+
+Arrays = dict[str, jax.Array]
+
+
+class Holder:
+    """Holds the accumulators of one replica; empty while a task owns them."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Arrays, Arrays] | None = None
+
+    def take(self) -> tuple[Arrays, Arrays]:
+        """Returns (gradients, sums) and empties the holder, because the caller donates them."""
+        if self._held is None:
+            raise RuntimeError("accumulators are taken twice: a task did not put them back")
+        held, self._held = self._held, None
+        return held
+
+    def put(self, gradients: Arrays, sums: Arrays) -> None:
+        """Takes over the accumulators that a program returned."""
+        self._held = gradients, sums
+
+
+class SectionState:
+    """Parameters, optimizer state and accumulators of one section."""
+
+    def __init__(self, section: SectionPlan, arguments: Arguments, values: Mapping[str, jax.Array]) -> None:
+        """Takes the initial parameters, as `initial_values` returns them."""
+        self.section, self.arguments = section, arguments
+        self.master: Arrays = {path: values[path] for path in section.trained}
+        self.optimizer: Any = None
+        self.frozen: Arrays = {path: values[path] for path in section.frozen}
+        self.compute: Arrays = {}
+        self._params: list[Arrays] = []
+        self._frozen: list[Arrays] = self._views(self.frozen)
+        self.holders = [Holder() for _ in range(section.submesh.replicas)]
+        self.put_stacks(_zeros(arguments.gradient_stack()), _zeros(arguments.sums_stack()))
+
+    def params(self, replica: int) -> tuple[Arrays, Arrays]:
+        """Views of (updated, frozen) parameters in compute precision for one replica; not to be kept."""
+        return self._params[replica], self._frozen[replica]
+
+    def set_compute(self, compute: Arrays) -> None:
+        """Takes over new compute parameters and makes the replicas' views of them."""
+        self.compute = compute
+        self._params = self._views(compute)
+
+    def drop_views(self) -> None:
+        """Forgets all views of compute parameters, before an update donates them."""
+        self._params = []
+
+    def take_stacks(self) -> tuple[Arrays, Arrays]:
+        """Empties all holders and returns their accumulators as one stack `[replica, ...]`, without a copy."""
+        taken = [holder.take() for holder in self.holders]
+        gradients, sums = self.arguments.gradient_stack(), self.arguments.sums_stack()
+        return _stacked(gradients, [t[0] for t in taken]), _stacked(sums, [t[1] for t in taken])
+
+    def put_stacks(self, gradients: Arrays, sums: Arrays) -> None:
+        """Gives each replica its part of the stacks as its next accumulators, without a copy."""
+        for replica, holder in enumerate(self.holders):
+            a = self.arguments
+            holder.put(_view(gradients, a.gradients(replica)), _view(sums, a.sums(replica)))
+
+    def _views(self, arrays: Arrays) -> list[Arrays]:
+        shapes = {path: (array.shape, array.dtype) for path, array in arrays.items()}
+        views = []
+        for replica in range(self.section.submesh.replicas):
+            place = self.section.submesh.in_replica
+            wanted = {
+                path: jax.ShapeDtypeStruct(shape, dtype, sharding=place(replica, self.section.specs[path]))
+                for path, (shape, dtype) in shapes.items()
+            }
+            views.append(_view(arrays, wanted))
+        return views
+
+
+def initial_values(section: SectionPlan, arguments: Arguments, seed: int, given: Mapping[str, Any]) -> Arrays:
+    """Makes the initial parameters of a section.
+
+    Args:
+        section: the section.
+        arguments: its shapes and shardings.
+        seed: of the run; values do not depend on devices, replicas or axes.
+        given: path -> numpy-like array with `shape` and slicing, for parameters that come from files.
+
+    Returns:
+        path -> array; updated ones as float32 master copies spread over replicas, frozen ones in compute precision.
+    """
+    frozen = {p: section.submesh.whole(section.specs[p]) for p in section.frozen}
+    shapes: dict[str, Any] = {**section.trained, **section.frozen}
+    shardings = {**{p: s.sharding for p, s in arguments.master().items()}, **frozen}
+    bucket = section.section.buckets[-1]
+    batch, inputs = section.shapes.batch[bucket], section.shapes.inputs[bucket]
+
+    def init(key: jax.Array) -> Arrays:
+        values = section.shapes.adapter.init(key, batch, inputs)
+        return {p: values[p].astype(s.dtype) for p, s in shapes.items() if p not in given}
+
+    made: Arrays = {}
+    if any(p not in given for p in shapes):
+        wanted = {p: s for p, s in shardings.items() if p not in given}
+        key = jax.random.fold_in(jax.random.key(seed), _number(section.section.name))
+        with jax.set_mesh(section.submesh.mesh):
+            made = jax.jit(init, out_shardings=wanted)(key)
+    for path, value in given.items():
+        dtype = shapes[path].dtype
+
+        def read(index: Any, value: Any = value, dtype: Any = dtype) -> np.ndarray:
+            return np.asarray(value[index]).astype(dtype)
+
+        made[path] = jax.make_array_from_callback(tuple(value.shape), shardings[path], read, dtype=dtype)
+    return made
+
+
+def make_states(compiled: Compiled, values: Mapping[str, Arrays]) -> dict[str, SectionState]:
+    """Makes the state of every section: optimizer state with pinned shardings, compute parameters, zero accumulators."""
+    states = {}
+    for name, section in compiled.plan.sections.items():
+        state = SectionState(section, compiled.arguments[name], values[name])
+        with jax.set_mesh(section.submesh.mesh):
+            if name in compiled.trained:
+                shardings = jax.tree.map(lambda s: s.sharding, compiled.optimizer_states[name])
+                state.optimizer = jax.jit(compiled.optimizers[name].init, out_shardings=shardings)(state.master)
+            state.set_compute(_cast(state.master, compiled.arguments[name].compute()))
+        states[name] = state
+    return states
+
+
+def _cast(master: Arrays, compute: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
+    """Compute parameters from master copies; a copy even where dtypes agree, because both are donated by the update."""
+    if not master:
+        return {}
+
+    def cast(values: Arrays) -> Arrays:
+        return {path: jnp.array(value, compute[path].dtype, copy=True) for path, value in values.items()}
+
+    return jax.jit(cast, out_shardings={path: s.sharding for path, s in compute.items()})(master)
+
+
+def _view(arrays: Mapping[str, jax.Array], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
+    """Wraps the shards that lie on the wanted devices, without a copy."""
+    views = {}
+    for path, shape in wanted.items():
+        by_device = {s.device: s.data for s in arrays[path].addressable_shards}
+        shards = [by_device[d] for d in shape.sharding.mesh.devices.flat]
+        views[path] = jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, shards)
+    return views
+
+
+def _stacked(wanted: Mapping[str, jax.ShapeDtypeStruct], parts: list[Arrays]) -> Arrays:
+    """Wraps the shards of all replicas as one array, without a copy."""
+    stacks = {}
+    for path, shape in wanted.items():
+        by_device = {s.device: s.data for part in parts for s in part[path].addressable_shards}
+        shards = [by_device[d] for d in shape.sharding.mesh.devices.flat]
+        stacks[path] = jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, shards)
+    return stacks
+
+
+def _zeros(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
+    return {path: jax.device_put(np.zeros(s.shape, s.dtype), s.sharding) for path, s in shapes.items()}
+
+
+def _number(name: str) -> int:
+    import zlib
+
+    return zlib.crc32(name.encode())
+
+
+def fresh_sums(arguments: Arguments, replica: int) -> Arrays:
+    """Zero objective sums of one replica, for an evaluation."""
+    return _zeros(arguments.sums(replica))
+
+
+def whole(section: SectionPlan, value: Any) -> jax.Array:
+    """Puts a small host value on every device of a section."""
+    return jax.device_put(np.asarray(value), NamedSharding(section.submesh.mesh, PartitionSpec()))

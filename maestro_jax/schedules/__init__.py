@@ -1,0 +1,29 @@
+"""When it runs: tasks, costs, policies and the loop that says what may start. Loads no JAX."""
+
+from .cutting import Microbatch, cut
+from .loop import DEVICES, Clock, Executor, Progress, run
+from .placement import place
+from .policies import InOrder, Policy, Sequential
+from .tasks import Schedule, Task
+from .workload import Cost, EdgeWork, SampleWork, SectionWork, Workload
+
+__all__ = [
+    "DEVICES",
+    "Clock",
+    "Cost",
+    "EdgeWork",
+    "Executor",
+    "InOrder",
+    "Microbatch",
+    "Policy",
+    "Progress",
+    "SampleWork",
+    "Schedule",
+    "SectionWork",
+    "Sequential",
+    "Task",
+    "Workload",
+    "cut",
+    "place",
+    "run",
+]

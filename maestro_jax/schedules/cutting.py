@@ -1,0 +1,161 @@
+"""Cuts the samples of a step into micro-batches, in the order given, for all sections together.
+
+Samples are taken one by one. Each section has one open micro-batch that is filled up to its largest bucket and then
+closed. Fan limits are kept by closing early: a new producer micro-batch has fed no consumer yet and a new consumer
+micro-batch has been fed by no producer, so opening both always helps, and the cut never gets stuck unless a single
+sample needs more than the limits allow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
+
+from ..errors import ScheduleError
+from .placement import place, smallest_bucket
+from .tasks import Piece
+from .workload import SampleWork, SectionWork, Workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Microbatch:
+    """Items that one program call processes.
+
+    Args:
+        section: name of the section.
+        step: number of the step.
+        number: position among the section's micro-batches of the whole workload, from 0.
+        bucket: static size in units.
+        items: pieces in row order.
+        units: length of each item.
+    """
+
+    section: str
+    step: int
+    number: int
+    bucket: int
+    items: tuple[Piece, ...]
+    units: tuple[int, ...]
+
+
+@dataclasses.dataclass
+class _Open:
+    """Micro-batches of one section while they are being filled; the last one is open."""
+
+    section: SectionWork
+    closed: list[list[tuple[Piece, int]]] = dataclasses.field(default_factory=list)
+    current: list[tuple[Piece, int]] = dataclasses.field(default_factory=list)
+
+    def extended(self, pieces: list[tuple[Piece, int]], start_new: bool) -> tuple[_Open, set[int]]:
+        """Returns a copy with the pieces added and the numbers of the micro-batches that they landed in."""
+        copy = _Open(self.section, list(self.closed), list(self.current))
+        if start_new:
+            copy.close()
+        used = set()
+        for piece in pieces:
+            if place([u for _, u in [*copy.current, piece]], self.section.buckets[-1], self.section.row_length) is None:
+                copy.close()
+            copy.current.append(piece)
+            used.add(len(copy.closed))
+        return copy, used
+
+    def close(self) -> None:
+        if self.current:
+            self.closed.append(self.current)
+            self.current = []
+
+
+class _Fans:
+    """Which producer micro-batches feed which consumer micro-batches, per edge."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.edges = workload.edges
+        self.pairs: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+
+    def sections_over_limit(self, used: dict[str, set[int]]) -> set[str]:
+        """Sections that should open a new micro-batch so that the sample breaks no fan limit."""
+        crowded = set()
+        for edge in self.edges:
+            pairs = self.pairs[edge.producer, edge.consumer] | self._new(edge.producer, edge.consumer, used)
+            for p in used.get(edge.producer, ()):
+                if edge.fan_out is not None and len({c for q, c in pairs if q == p}) > edge.fan_out:
+                    crowded.add(edge.producer)
+            for c in used.get(edge.consumer, ()):
+                if edge.fan_in is not None and len({p for p, d in pairs if d == c}) > edge.fan_in:
+                    crowded.add(edge.consumer)
+        return crowded
+
+    def add(self, used: dict[str, set[int]]) -> None:
+        for edge in self.edges:
+            self.pairs[edge.producer, edge.consumer] |= self._new(edge.producer, edge.consumer, used)
+
+    @staticmethod
+    def _new(producer: str, consumer: str, used: dict[str, set[int]]) -> set[tuple[int, int]]:
+        return {(p, c) for p in used.get(producer, ()) for c in used.get(consumer, ())}
+
+
+def cut(workload: Workload) -> list[Microbatch]:
+    """Cuts every step in arrival order, filling the largest bucket greedily and then taking the smallest that holds the items.
+
+    Args:
+        workload: what is to be done.
+
+    Returns:
+        Micro-batches, by step, then section (producers first), then arrival.
+
+    Raises:
+        ScheduleError: when one sample alone needs more micro-batches than an edge's fan limits allow.
+    """
+    made: list[Microbatch] = []
+    counts = dict.fromkeys(workload.order, 0)
+    for step, samples in enumerate(workload.steps):
+        open_by_section = _cut_step(workload, samples)
+        for name in workload.order:
+            for filled in open_by_section[name].closed:
+                made.append(_finished(workload, name, step, counts[name], filled))
+                counts[name] += 1
+    return made
+
+
+def _cut_step(workload: Workload, samples: Iterable[SampleWork]) -> dict[str, _Open]:
+    state = {name: _Open(workload.sections[name]) for name in workload.order}
+    fans = _Fans(workload)
+    for sample in samples:
+        forced: set[str] = set()
+        while True:
+            trial, used = {}, {}
+            for name, units in sample.items.items():
+                pieces = [((sample.id, n), u) for n, u in enumerate(units)]
+                trial[name], used[name] = state[name].extended(pieces, name in forced)
+            crowded = fans.sections_over_limit(used)
+            if not crowded:
+                break
+            if crowded <= forced:
+                raise _too_wide(sample, crowded)
+            forced |= crowded
+        fans.add(used)
+        state.update(trial)
+    for section in state.values():
+        section.close()
+    return state
+
+
+def _finished(workload: Workload, name: str, step: int, number: int, filled: list[tuple[Piece, int]]) -> Microbatch:
+    section = workload.sections[name]
+    units = [u for _, u in filled]
+    bucket = smallest_bucket(units, section.buckets, section.row_length)
+    if bucket is None:
+        raise RuntimeError(f"a micro-batch of {name!r} was filled beyond its largest bucket: {units}")
+    return Microbatch(section=name, step=step, number=number, bucket=bucket, items=tuple(p for p, _ in filled), units=tuple(units))
+
+
+def _too_wide(sample: SampleWork, crowded: set[str]) -> ScheduleError:
+    return ScheduleError(
+        f"sample {sample.id} cannot be cut within the fan limits of {sorted(crowded)}.",
+        wanted="a sample whose items lie in no more micro-batches than fan_in and fan_out allow",
+        have=f"items {dict(sample.items)}",
+        fix="raise fan_in or fan_out of the edge, or use larger micro-batches",
+        anchor="fan-limit",
+        set_by="the workload",
+    )

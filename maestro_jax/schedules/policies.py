@@ -1,0 +1,95 @@
+"""Policies: pure functions from a workload to a schedule.
+
+A policy cuts samples into micro-batches and chooses what runs where and when. It judges time by the workload's costs
+only, so that the same workload gives the same schedule in every process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Protocol
+
+from .cutting import cut
+from .loop import Chooser, Clock, Key, Progress, run
+from .tasks import Schedule, Task
+from .workload import Workload
+
+
+class Policy(Protocol):
+    """Anything that schedules a workload."""
+
+    def schedule(self, workload: Workload) -> Schedule:
+        """Returns a valid schedule; the same one for the same workload, always."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InOrder:
+    """Arrival order: largest buckets filled greedily, the earliest free replica takes the next micro-batch, backward first."""
+
+    def schedule(self, workload: Workload) -> Schedule:
+        """Cuts in arrival order and runs the clock."""
+        progress = Progress(workload, cut(workload))
+        return Schedule(tasks=tuple(run(progress, _in_order, Clock())))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sequential:
+    """One task in flight at a time: the reference that everything else is compared with."""
+
+    def schedule(self, workload: Workload) -> Schedule:
+        """Cuts in arrival order and starts a task only when nothing else runs."""
+        progress = Progress(workload, cut(workload))
+
+        def choose(progress: Progress, now: int) -> Task | None:
+            everyone_idle = all(progress.idle(name, r) for name, s in workload.sections.items() for r in range(s.replicas))
+            return _in_order(progress, now) if everyone_idle else None
+
+        return Schedule(tasks=tuple(run(progress, choose, Clock())))
+
+
+def replay(schedule: Schedule) -> Chooser:
+    """Returns a chooser that starts the tasks of a schedule in its order, each only when it may start."""
+    tasks: Iterator[Task] = iter(schedule.tasks)
+    waiting: list[Task] = []
+
+    def choose(progress: Progress, now: int) -> Task | None:
+        if not waiting:
+            waiting.extend(task for task in [next(tasks, None)] if task is not None)
+        if not waiting:
+            return None
+        key, replica = progress.key_of(waiting[0]), waiting[0].replica
+        may_start = progress.available(key, now) and progress.fits(key, replica) and progress.idle(waiting[0].section, replica)
+        return waiting.pop() if may_start else None
+
+    return choose
+
+
+def _in_order(progress: Progress, now: int) -> Task | None:
+    """Backward and updates before forward; of several forwards the one deepest in the graph, which frees most memory."""
+    best: tuple[tuple[int, int, int, int, int], Key, int] | None = None
+    depth = {name: -n for n, name in enumerate(progress.workload.order)}
+    for name, section in progress.workload.sections.items():
+        for replica in range(section.replicas):
+            if not progress.idle(name, replica):
+                continue
+            for key in _candidates(progress, name, replica, now):
+                rank = (
+                    0 if key[0] in ("backward", "update") else 1,
+                    progress.nodes[key].step,
+                    depth[name],
+                    progress.free_since[name, replica],
+                    replica,
+                )
+                if best is None or rank < best[0]:
+                    best = rank, key, replica
+    return progress.task(best[1], best[2], now) if best else None
+
+
+def _candidates(progress: Progress, name: str, replica: int, now: int) -> Iterator[Key]:
+    """The first available backward or update of a replica, and the head of the section's queue if this replica may take it."""
+    yield from (k for k in progress.backlog[name, replica][:] if progress.available(k, now))
+    head = next(iter(progress.queues[name]), None)
+    if head is not None and progress.available(head, now) and progress.fits(head, replica):
+        yield head

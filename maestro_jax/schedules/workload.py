@@ -1,0 +1,196 @@
+"""A workload: what some steps must do, without the devices that do it. All times are integer nanoseconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import ScheduleError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A task lasts `fixed + per_unit * bucket + per_unit_squared * sum(u * u) // 1000` over its items' units `u`.
+
+    >>> Cost(fixed=10, per_unit=2, per_unit_squared=100).of(64, [10, 20])
+    188
+    """
+
+    fixed: int = 0
+    per_unit: int = 0
+    per_unit_squared: int = 0
+
+    def of(self, bucket: int, units: Iterable[int]) -> int:
+        """Returns nanoseconds for a micro-batch of this bucket with items of these units."""
+        return self.fixed + self.per_unit * bucket + self.per_unit_squared * sum(u * u for u in units) // 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SectionWork:
+    """What a scheduler knows of a section.
+
+    Args:
+        replicas: data-parallel copies; each runs one task at a time.
+        buckets: static micro-batch sizes in units, ascending.
+        trainable: whether the section has parameters of its own to update.
+        max_inflight: most units that one replica may hold at a time.
+        forward: cost of a forward.
+        backward: cost of a backward.
+        update: nanoseconds of an update.
+        devices: device numbers of each replica; tasks that share one never overlap. None: devices of its own.
+        row_length: units in one row; items never straddle rows. None: a micro-batch is one row.
+    """
+
+    replicas: int
+    buckets: tuple[int, ...]
+    trainable: bool
+    max_inflight: int
+    forward: Cost
+    backward: Cost
+    update: int = 0
+    devices: tuple[tuple[int, ...], ...] | None = None
+    row_length: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EdgeWork:
+    """A dependency between two sections, for samples that have items at both ends.
+
+    Args:
+        producer: the section that runs forward first.
+        consumer: the section that needs it.
+        delay: nanoseconds of a transfer.
+        fan_in: most producer micro-batches that feed one consumer micro-batch; None is no limit.
+        fan_out: most consumer micro-batches that one producer micro-batch feeds; None is no limit.
+    """
+
+    producer: str
+    consumer: str
+    delay: int = 0
+    fan_in: int | None = None
+    fan_out: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampleWork:
+    """One sample of a step.
+
+    Args:
+        id: a number that is unique in the workload.
+        items: per section, the units of each item; a section left out does not run for this sample.
+    """
+
+    id: int
+    items: Mapping[str, tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The work of one or more steps.
+
+    Args:
+        sections: by name.
+        edges: dependencies; they form no cycle.
+        steps: the samples of each global batch, in arrival order.
+        name: for people.
+
+    Raises:
+        ScheduleError: for a cycle, an unknown section, a sample twice, or an item larger than the largest bucket.
+    """
+
+    sections: Mapping[str, SectionWork]
+    edges: tuple[EdgeWork, ...]
+    steps: tuple[tuple[SampleWork, ...], ...]
+    name: str = "workload"
+
+    def __post_init__(self) -> None:
+        for edge in self.edges:
+            for end in (edge.producer, edge.consumer):
+                if end not in self.sections:
+                    raise _malformed(f"an edge names the section {end!r}", f"one of {sorted(self.sections)}", repr(end))
+        if len(self.order) != len(self.sections):
+            raise _malformed("the sections form a cycle", "edges without a cycle", str([(e.producer, e.consumer) for e in self.edges]))
+        seen: set[int] = set()
+        for sample in (s for step in self.steps for s in step):
+            if sample.id in seen:
+                raise _malformed(f"sample {sample.id} stands in it twice", "ids that are unique in the workload", f"{sample.id} again")
+            seen.add(sample.id)
+            self._check_items(sample)
+
+    def _check_items(self, sample: SampleWork) -> None:
+        for name, units in sample.items.items():
+            section = self.sections.get(name)
+            if section is None:
+                raise _malformed(f"sample {sample.id} has items in {name!r}", f"one of {sorted(self.sections)}", repr(name))
+            largest = min(section.buckets[-1], section.row_length or section.buckets[-1])
+            if not units or min(units) < 1 or max(units) > largest:
+                raise _malformed(f"an item of sample {sample.id} does not fit section {name!r}", f"1 to {largest} units", str(units))
+
+    @functools.cached_property
+    def order(self) -> tuple[str, ...]:
+        """Section names, producers first; ties in the order in which sections were given."""
+        order: list[str] = []
+        while True:
+            free = [n for n in self.sections if n not in order and all(e.producer in order for e in self.edges if e.consumer == n)]
+            if not free:
+                return tuple(order)
+            order.append(free[0])
+
+    @functools.cached_property
+    def runs_backward(self) -> Mapping[str, bool]:
+        """Whether each section runs backward: it, or anything upstream of it, is trainable."""
+        found: dict[str, bool] = {}
+        for name in self.order:
+            found[name] = self.sections[name].trainable or any(found[e.producer] for e in self.edges if e.consumer == name)
+        return found
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Workload:
+        """Makes a workload from the shared file format.
+
+        Raises:
+            ScheduleError: when a key is missing or malformed.
+        """
+        try:
+            sections = {name: _section_from_json(s) for name, s in raw["sections"].items()}
+            edges = tuple(
+                EdgeWork(producer=e["from"], consumer=e["to"], delay=e["delay"], fan_in=e.get("fan_in"), fan_out=e.get("fan_out"))
+                for e in raw["edges"]
+            )
+            steps = tuple(
+                tuple(SampleWork(id=s["id"], items={n: tuple(u) for n, u in s["items"].items()}) for s in step) for step in raw["steps"]
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _malformed("a workload file is malformed", "the keys sections, edges and steps", f"{type(error).__name__}: {error}") from error
+        return cls(sections=sections, edges=edges, steps=steps, name=raw.get("name", "workload"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the workload in the shared file format."""
+        sections = {name: {k: v for k, v in dataclasses.asdict(s).items() if v is not None} for name, s in self.sections.items()}
+        edges = []
+        for e in self.edges:
+            fans = {k: v for k, v in (("fan_in", e.fan_in), ("fan_out", e.fan_out)) if v is not None}
+            edges.append({"from": e.producer, "to": e.consumer, "delay": e.delay, **fans})
+        steps = [[{"id": s.id, "items": {n: list(u) for n, u in s.items.items()}} for s in step] for step in self.steps]
+        return {"name": self.name, "sections": sections, "edges": edges, "steps": steps}
+
+
+def _section_from_json(raw: Mapping[str, Any]) -> SectionWork:
+    devices = raw.get("devices")
+    return SectionWork(
+        replicas=raw["replicas"],
+        buckets=tuple(raw["buckets"]),
+        trainable=raw["trainable"],
+        max_inflight=raw["max_inflight"],
+        forward=Cost(**raw["forward"]),
+        backward=Cost(**raw["backward"]),
+        update=raw["update"],
+        devices=tuple(tuple(d) for d in devices) if devices else None,
+        row_length=raw.get("row_length"),
+    )
+
+
+def _malformed(what: str, wanted: str, have: str) -> ScheduleError:
+    return ScheduleError(what + ".", wanted=wanted, have=have, fix="correct the workload", anchor="workload-malformed", set_by="the workload")

@@ -6,7 +6,12 @@ Names are loaded when first used, so that `import maestro_jax.schedules` loads n
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
+
+# Read when JAX starts its CPU devices: with the small thread pool that a machine of few cores would get, two-way transfers
+# between CPU devices may hang. Has no effect on accelerators, nor on a process whose devices have been started.
+os.environ.setdefault("PJRT_NPROC", "16")
 
 _HOMES = {
     "Section": "graph",
@@ -18,6 +23,8 @@ _HOMES = {
     "Item": "data",
     "ArraySpec": "data",
     "Dataset": "data",
+    "Corpus": "data",
+    "TextFolder": "data",
     "MaestroError": "errors",
 }
 

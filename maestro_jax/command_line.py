@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from .config import describe, load
+from .config import describe, load, summaries
 
 PREFIX = "--gin."
 
@@ -48,12 +48,10 @@ def help_text(parser: argparse.ArgumentParser, gin_file: str | None, overrides: 
         sections = [f"  {s.name:<16} {graph.mode(s.name)}; scope {s.name}/" for s in graph.sections]
         parts += ["", f"Sections of {gin_file}:", *sections]
     parts += ["", "Configurables (NAME.FIELD: type = default):"]
-    owner = None
-    for field in describe():
-        if field.configurable != owner:
-            owner = field.configurable
-            parts += ["", f"  {owner}"]
-        default = f" = {field.default}" if field.default else ""
-        parts.append(f"    {field.field}: {field.type}{default}")
-        parts += textwrap.wrap(field.doc, 96, initial_indent="        ", subsequent_indent="        ") if field.doc else []
+    for name, summary in summaries().items():
+        parts += ["", f"  {name}: {summary}"]
+        for field in describe([name]):
+            default = f" = {field.default}" if field.default else ""
+            parts.append(f"    {field.field}: {field.type}{default}")
+            parts += textwrap.wrap(field.doc, 96, initial_indent="        ", subsequent_indent="        ") if field.doc else []
     return "\n".join(parts)

@@ -98,11 +98,12 @@ class Run:
                 now = time.perf_counter()
                 waiting.append(self._result(report, now - last))
                 last = now
-                if len(waiting) > LAG:
-                    result = waiting.popleft()
+                # Nothing waits where an evaluation is due, so that it sees the parameters of that very step.
+                pause = self.trainer.evaluate_every and self.step % self.trainer.evaluate_every == 0
+                while len(waiting) > (0 if pause else LAG):
                     # Reading here bounds how far the host runs ahead of the devices.
-                    _ = result.metrics
-                    yield result
+                    _ = waiting[0].metrics
+                    yield waiting.popleft()
             yield from waiting
         finally:
             prefetcher.close()
@@ -136,11 +137,11 @@ class Run:
         return self.engine.evaluate(self._preparer.prepare(self._fitting(batch), 0, training=False) for batch in batches)
 
     def save(self, folder: Path | str) -> list[Path]:
-        """Writes the parameters of every section that was trained to `folder/SECTION.safetensors`, float32."""
+        """Writes the parameters of every section that was trained to `folder/SECTION.safetensors`, in the trainer's `save_dtype`."""
         written = []
         for name in self.engine.compiled.trained:
             path = Path(folder) / f"{name}.safetensors"
-            save_weights(path, self.engine.parameters(name), tokenizer=self.dataset.tokenizer_fingerprint)
+            save_weights(path, self.engine.parameters(name), tokenizer=self.dataset.tokenizer_fingerprint, dtype=self.trainer.save_dtype)
             written.append(path)
         return written
 

@@ -1,8 +1,8 @@
 """The folder of a run: what was run (config, plan, environment) and what came out (metrics, weights).
 
-Files are written under a temporary name and then renamed, so that a reader or a crash never meets half a file. `metrics.jsonl` grows by
-one line at a time. An earlier run is never overwritten: a restart moves it into `previous-1`, `previous-2`, ... inside the folder.
-In a run of several processes, only one of them may have a RunFolder.
+Files are written under a temporary name and then renamed, so that a reader or a crash never meets half a file. `metrics.jsonl` (steps)
+and `evaluations.jsonl` grow by one line at a time. An earlier run is never overwritten: a restart moves it into `previous-1`,
+`previous-2`, ... inside the folder. In a run of several processes, only one of them may have a RunFolder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import numpy as np
 
 from .errors import CheckpointError
 
-CONFIG, PLAN, ENVIRONMENT, METRICS = "config.gin", "plan.txt", "env.json", "metrics.jsonl"
+CONFIG, PLAN, ENVIRONMENT = "config.gin", "plan.txt", "env.json"
+METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 PACKAGES = ("maestro_jax", "jax", "jaxlib", "flax", "optax", "numpy")
 """Packages whose versions are recorded."""
 
@@ -55,7 +56,7 @@ class RunFolder:
                 self._set_aside([entry for entry in self.path.iterdir() if not entry.name.startswith("previous-")])
             else:
                 # A run that ended before its first step, or a user's own config of that name: not lost either.
-                self._set_aside([entry for entry in map(self.path_of, (CONFIG, PLAN, ENVIRONMENT)) if entry.exists()])
+                self._set_aside([entry for entry in map(self.path_of, (CONFIG, PLAN, ENVIRONMENT, EVALUATIONS)) if entry.exists()])
 
     def path_of(self, name: str) -> Path:
         """Returns where a file of this run is or will be."""
@@ -88,17 +89,18 @@ class RunFolder:
         """
         self._write(ENVIRONMENT, json.dumps(_plain({**_environment(), **extra}), indent=2, allow_nan=False) + "\n")
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Adds a line to `metrics.jsonl`; it is in the file when the call returns.
+    def append(self, record: Mapping[str, Any], name: str = METRICS) -> None:
+        """Adds a line to a file of records; it is in the file when the call returns.
 
         Args:
             record: numbers, strings, and dicts and lists of them; numpy and JAX scalars and arrays too. JSON knows neither NaN nor
                 infinity: both become null.
+            name: the file: `metrics.jsonl` has a line for each step, `evaluations.jsonl` one for each held-out evaluation.
 
         Raises:
             CheckpointError: the file cannot be written.
         """
-        path = self.path_of(METRICS)
+        path = self.path_of(name)
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
         # Opened each time, so that nothing stays open when a program or a notebook drops the run.
         with self._writing(path), path.open("a", encoding="utf-8") as file:
@@ -142,11 +144,12 @@ class RunFolder:
             )
 
     def _in_use(self) -> CheckpointError:
+        aside = self._next_previous().name
         return CheckpointError(
             f"the folder {str(self.path)!r} holds a run already.",
             wanted=f"a folder without {METRICS}",
             have=f"{METRICS} of {self.path_of(METRICS).stat().st_size} bytes",
-            fix=f"choose another folder, or restart: the earlier run then moves into {self._next_previous().name} inside this one",
+            fix=f"choose another folder, or restart (restart=True, --restart), which moves the earlier run into {aside} in it",
             anchor="run-folder-in-use",
             set_by=self._set_by,
         )

@@ -1,14 +1,13 @@
 """What a user sees: the plan as tables, progress of compilation, a line for each step, and a live bar where there is a screen.
 
-In a terminal or a notebook a bar shows the latest values below (in a notebook: above) the lines. Elsewhere (a file, a pipe, a job's log)
-the same lines are plain text of 100 columns without colours. A line is broken between values only, never inside one.
+In a terminal or a notebook a bar shows the latest values beside the lines. Elsewhere (a file, a pipe, a job's log) the same lines are plain
+text without colours, one line for each step. On a screen, text that is too long breaks between words and values, never inside a number.
 """
 
 from __future__ import annotations
 
 import html
 import importlib
-import io
 import math
 import os
 import sys
@@ -16,84 +15,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from .plan_table import WIDTH, counted, human_count, plan_table, plan_text, print_plan, print_text, short
 from .runtime.compile import Program
-from .runtime.plan import EdgePlan, Plan, SectionPlan
-
-WIDTH = 100
-"""Columns of plain output."""
+from .runtime.plan import Plan
 
 COMPILE_LINES = 8
-"""Most lines about compilation in plain output, beside the line that ends it."""
+"""Most lines about compilation where there is no screen, beside the line that ends it."""
 
-
-def human_count(number: float) -> str:
-    """Writes a number with three digits and a unit of thousands.
-
-    >>> human_count(1_900_000), human_count(131_072), human_count(987.4), human_count(999_900)
-    ('1.9M', '131k', '987', '1M')
-    """
-    return _scaled(number, ("", "k", "M", "B", "T"))
-
-
-def human_bytes(number: float) -> str:
-    """Writes a number of bytes with three digits; 1 MB is a million bytes.
-
-    >>> human_bytes(12_345_678), human_bytes(4096), human_bytes(80)
-    ('12.3 MB', '4.1 kB', '80 B')
-    """
-    return _scaled(number, (" B", " kB", " MB", " GB", " TB"))
-
-
-def plan_table(plan: Plan, mean_units: Mapping[str, float] | None = None) -> list[Table | Text]:
-    """Makes the parts of a plan's description.
-
-    Args:
-        plan: which devices, axes and micro-batches each section gets.
-        mean_units: section -> mean units of a step, over all replicas; sections that are missing have no MB per step.
-
-    Returns:
-        A headline, a table with a row for each section, one with a row for each edge if there are any, and a line for each note.
-    """
-    devices = {device.id: device.platform for section in plan.sections.values() for device in section.submesh.mesh.devices.flat}
-    kinds = ", ".join(sorted(set(devices.values())))
-    counts = [_counted(len(plan.sections), "section"), _counted(len(plan.edges), "edge"), f"{_counted(len(devices), 'device')} ({kinds})"]
-    notes = [*_sharing(plan), *plan.notes]
-    parts: list[Table | Text] = [Text("plan: " + ", ".join(counts)), Text(), _section_table(plan)]
-    if plan.edges:
-        parts += [Text(), _edge_table(plan, mean_units or {})]
-    if notes:
-        parts.append(Text())
-    return parts + [Text.assemble(("note:", "yellow"), f" {note}") for note in notes]
-
-
-def plan_text(plan: Plan, mean_units: Mapping[str, float] | None = None, width: int = WIDTH) -> str:
-    """Writes a plan as plain text.
-
-    Args:
-        plan: which devices, axes and micro-batches each section gets.
-        mean_units: section -> mean units of a step, over all replicas; sections that are missing have no MB per step.
-        width: columns of the tables; they get wider where a word would not fit. Notes are one line each.
-
-    Returns:
-        Lines without colours and trailing spaces, which depend on the arguments alone.
-    """
-    file = io.StringIO()
-    _print_plan(Console(file=file, width=width, force_terminal=False, force_jupyter=False, color_system=None), plan, mean_units)
-    return "".join(line.rstrip() + "\n" for line in file.getvalue().splitlines())
+NOT_FINITE, NOTHING_COUNTED = "skipped (not finite)", "skipped (nothing counted)"
+"""Mark the line of a step whose update was not applied."""
 
 
 class Bar(Protocol):
     """A progress bar on a screen."""
 
-    def show(self, done: int, total: int, latest: str) -> None:
-        """Moves the bar and writes the latest values beside it."""
+    def show(self, done: int, total: int, latest: Sequence[str]) -> None:
+        """Moves the bar, and writes the latest values beside it."""
         ...
 
     def close(self) -> None:
@@ -106,7 +47,6 @@ class Terminal:
 
     A context manager, so that the bar is closed and the cursor comes back whatever happens:
 
-    >>> import sys
     >>> with Terminal(sys.stdout) as terminal:
     ...     terminal.step({"step": 40, "steps": 300, "loss": 2.31, "objectives": {"student/kl": 0.8}, "gradient_norm": 1.2})
     step  40/300  loss 2.3100  student/kl 0.8000  norm 1.20
@@ -142,8 +82,8 @@ class Terminal:
             self._bar = None
 
     def plan(self, plan: Plan, mean_units: Mapping[str, float] | None = None) -> None:
-        """Writes the tables of a plan (see `plan_table`)."""
-        _print_plan(self._console, plan, mean_units)
+        """Writes the tables and notes of a plan (see `plan_table`)."""
+        print_plan(self._console, plan, mean_units)
 
     def compiling(self, program: Program, done: int, total: int) -> None:
         """Tells that a program was compiled; what `Compiled` takes as `progress`.
@@ -159,22 +99,22 @@ class Terminal:
         latest = f"{program.section} {program.kind}{place}"
         if done == total:
             self.close()
-            self._line(f"compiled {_counted(total, 'program')} in {self._compile_seconds:.1f} s")
+            self._print(f"compiled {counted(total, 'program')} in {self._compile_seconds:.1f} s")
         elif self._live or self._notebook:
-            self._show("compiling", done, total, latest)
+            self._show("compiling", done, total, [latest])
         elif done * COMPILE_LINES // total > (done - 1) * COMPILE_LINES // total:
-            self._line(f"compiling  {done:>{len(str(total))}}/{total}  {latest}")
+            self._print(f"compiling  {done:>{len(str(total))}}/{total}  {latest}")
 
     def note(self, text: str) -> None:
         """Writes a sentence that the user should read."""
-        self._line(Text.assemble(("note:", "yellow"), f" {text}"))
+        self._print(f"note: {text}")
 
     def start(self, text: str) -> None:
         """Writes the line after which steps begin."""
-        self._line(Text(text, style="bold"))
+        self._print(text, style="bold")
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Writes the line of a step and moves the bar.
+        """Writes the line of a step, and moves the bar.
 
         Args:
             record: as in `metrics.jsonl`: "step" and "steps"; where known "loss", "objectives" ("section/objective" -> value; NaN where
@@ -182,28 +122,31 @@ class Terminal:
                 "eta_seconds".
         """
         parts = _step_parts(record)
-        line = Text(_joined(parts, self._console.width))
-        line.highlight_words(["skipped (not finite)"], "bold yellow")
-        self._line(line)
         if self._live or self._notebook:
-            self._show("training", record["step"], record["steps"], "  ".join(parts[1:]))
+            self._show("training", record["step"], record["steps"], parts[1:])
+        self._print_values(parts)
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Writes the line of a held-out evaluation after `step` steps; `values` as a step's "objectives"."""
-        parts = [f"held-out at step {step}", *(f"{name} {_value(value)}" for name, value in values.items())]
-        self._line(_joined(parts, self._console.width))
+        self._print_values([f"held-out at step {step}", *(f"{name} {_value(value)}" for name, value in values.items())])
 
     def finish(self, lines: Iterable[str]) -> None:
-        """Closes the bar and writes the last lines."""
+        """Closes the bar, and writes the last lines."""
         self.close()
         for line in lines:
-            self._line(line)
+            self._print(line)
 
-    def _line(self, line: str | Text) -> None:
-        # Soft wrapping: rich neither breaks nor crops the line.
-        self._console.print(line if isinstance(line, Text) else Text(line), soft_wrap=True)
+    def _print(self, line: str, style: str = "") -> None:
+        print_text(self._console, line, style)
 
-    def _show(self, title: str, done: int, total: int, latest: str) -> None:
+    def _print_values(self, parts: Sequence[str]) -> None:
+        # In a log, a step is one line, whatever its length; on a screen it breaks between values.
+        width = self._console.width if self._live or self._notebook else sys.maxsize
+        text = Text("\n".join(_joined(parts, width)))
+        text.highlight_words([NOT_FINITE, NOTHING_COUNTED], "bold yellow")
+        self._console.print(text, soft_wrap=True)
+
+    def _show(self, title: str, done: int, total: int, latest: Sequence[str]) -> None:
         if self._bar is None or title != self._title:
             self.close()
             self._bar = _NotebookBar(title) if self._notebook else _TerminalBar(self._console, title)
@@ -215,20 +158,29 @@ class _TerminalBar:
     """A bar on the last line of a terminal; lines that are printed meanwhile appear above it."""
 
     def __init__(self, console: Console, title: str) -> None:
+        self._console, self._title = console, title
         columns = (
             TextColumn(title, markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[latest]}", markup=False),
         )
         # Twice a second is enough for a clock, and leaves the processor to the dispatcher. Gone when closed: the lines tell it all.
         self._progress = Progress(*columns, console=console, transient=True, refresh_per_second=2)
-        self._task = self._progress.add_task(title, latest="")
-        self._progress.start()
+        self._task: TaskID | None = None
 
-    def show(self, done: int, total: int, latest: str) -> None:
-        self._progress.update(self._task, completed=done, total=total, latest=latest)
+    def show(self, done: int, total: int, latest: Sequence[str]) -> None:
+        # What stands before the latest values: title, bar, numbers and clock, with a space after each.
+        room = self._console.width - len(self._title) - 20 - len(f"{total}/{total}") - len("0:00:00") - 5
+        # As many values as there is room for; rich would shorten every column, the title too.
+        text = _joined(latest, room)[0]
+        text = text if len(text) <= room else ""
+        if self._task is None:
+            self._task = self._progress.add_task(self._title, completed=done, total=total, latest=text)
+            self._progress.start()
+        else:
+            self._progress.update(self._task, completed=done, total=total, latest=text)
 
     def close(self) -> None:
         self._progress.stop()
@@ -239,142 +191,40 @@ class _NotebookBar:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        # rich found a notebook, so IPython is there; this package does not depend on it.
-        display: Any = importlib.import_module("IPython.display")
-        self._handle = display.display(self._content(0, 1, ""), raw=True, display_id=True)
+        self._handle: Any = None
 
-    def show(self, done: int, total: int, latest: str) -> None:
-        self._handle.update(self._content(done, total, latest), raw=True)
+    def show(self, done: int, total: int, latest: Sequence[str]) -> None:
+        text = "  ".join([f"{done}/{total}", *latest])
+        page = f'{html.escape(self._title)} <progress value="{done}" max="{total}"></progress> {html.escape(text)}'
+        content = {"text/plain": f"{self._title}  {text}", "text/html": page}
+        if self._handle is None:
+            # rich found a notebook, so IPython is there; this package does not depend on it.
+            display: Any = importlib.import_module("IPython.display")
+            self._handle = display.display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
 
     def close(self) -> None:
         pass
-
-    def _content(self, done: int, total: int, latest: str) -> dict[str, str]:
-        text = f"{done}/{total}  {latest}"
-        page = f'{html.escape(self._title)} <progress value="{done}" max="{total}"></progress> {html.escape(text)}'
-        return {"text/plain": f"{self._title}  {text}", "text/html": page}
 
 
 def _is_screen(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _print_plan(console: Console, plan: Plan, mean_units: Mapping[str, float] | None) -> None:
-    for part in plan_table(plan, mean_units):
-        if isinstance(part, Table):
-            needed = Measurement.get(console, console.options.update(width=10_000), part).minimum
-            # Rather too wide for the screen than a number cut in two.
-            part.width = needed if needed > console.width else None
-        console.print(part, soft_wrap=True)
-
-
-def _section_table(plan: Plan) -> Table:
-    table = _table(("section", "mode", "devices", "replicas x axes", "micro-batch"), ("trained / frozen", "per device"))
-    users = _users(plan)
-    for name, section in plan.sections.items():
-        devices = list(section.submesh.mesh.devices.flat)
-        kinds = " ".join(sorted({device.platform for device in devices}))
-        shared = ", shared" if any(len(users[device.id]) > 1 for device in devices) else ""
-        table.add_row(
-            name,
-            plan.graph.mode(name),
-            f"{_ranges([device.id for device in devices])} {kinds}{shared}",
-            _arrangement(section),
-            _ladder(section),
-            f"{_parameters(section.trained)} / {_parameters(section.frozen)}",
-            human_bytes(section.bytes_per_device()),
-        )
-    return table
-
-
-def _edge_table(plan: Plan, mean_units: Mapping[str, float]) -> Table:
-    table = _table(("edge", "row", "slots"), ("MB per step", "and back"))
-    for label, edge in plan.edges.items():
-        units = mean_units.get(edge.edge.producer)
-        megabytes = "-" if units is None else _short(units * _row_bytes(edge) / 1e6)
-        row = f"{edge.row.dtype}[{','.join(str(size) for size in edge.row.shape)}]"
-        slots = f"{edge.fan_out} out, {edge.fan_in} in of {edge.slot_rows} rows"
-        table.add_row(label, row, slots, megabytes, megabytes if edge.backward else "-")
-    return table
-
-
-def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for name in words:
-        table.add_column(name)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _users(plan: Plan) -> dict[int, tuple[str, ...]]:
-    """Device id -> the sections that run on it."""
-    users: dict[int, tuple[str, ...]] = {}
-    for name, section in plan.sections.items():
-        for device in section.submesh.mesh.devices.flat:
-            users[device.id] = (*users.get(device.id, ()), name)
-    return users
-
-
-def _sharing(plan: Plan) -> list[str]:
-    """A sentence for each group of sections that take turns on the same devices."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for device, names in _users(plan).items():
-        if len(names) > 1:
-            groups.setdefault(names, []).append(device)
-    return [
-        f"sections {', '.join(names[:-1])} and {names[-1]} share device{'s' if len(ids) > 1 else ''} {_ranges(ids)} and take turns"
-        for names, ids in groups.items()
-    ]
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Writes whole numbers as ranges.
-
-    >>> _ranges([3, 0, 1, 5, 6])
-    '0-1, 3, 5-6'
-    """
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
-
-
-def _arrangement(section: SectionPlan) -> str:
-    sizes = {axis: section.submesh.mesh.shape[axis] for axis in section.submesh.axes}
-    return " x ".join([str(section.submesh.replicas), *(f"{axis}={size}" for axis, size in sizes.items() if size > 1)])
-
-
-def _ladder(section: SectionPlan) -> str:
-    row = section.section.row_length
-    return ", ".join(str(bucket) for bucket in section.section.buckets) + (f" (rows of {row})" if row else "")
-
-
-def _parameters(shapes: Mapping[str, Any]) -> str:
-    total = sum(math.prod(shape.shape) for shape in shapes.values())
-    return human_count(total) if total else "-"
-
-
-def _row_bytes(edge: EdgePlan) -> int:
-    return math.prod(edge.row.shape) * edge.row.dtype.itemsize
-
-
 def _step_parts(record: Mapping[str, Any]) -> list[str]:
     """The values of a step's line, each with its name."""
-    applied = bool(record.get("applied", True))
+    applied, norm = record.get("applied", True), record.get("gradient_norm")
+    failed = not applied and (norm is None or not math.isfinite(norm))
     parts = [f"step {record['step']:>{len(str(record['steps']))}}/{record['steps']}"]
-    # In a skipped step NaN is what went wrong, in any other it says that nothing counted.
     if "loss" in record:
-        parts.append(f"loss {_value(record['loss'], applied)}")
-    parts += [f"{name} {_value(value, applied)}" for name, value in record.get("objectives", {}).items()]
-    if record.get("gradient_norm") is not None:
-        parts.append(f"norm {_short(record['gradient_norm'])}")
+        parts.append(f"loss {_value(record['loss'], failed)}")
+    parts += [f"{name} {_value(value, failed)}" for name, value in record.get("objectives", {}).items()]
+    if norm is not None:
+        parts.append(f"norm {short(norm)}")
     if not applied:
         skipped = record.get("skipped_steps", 1)
-        parts.append("skipped (not finite)" + (f", {skipped} so far" if skipped > 1 else ""))
+        parts.append((NOT_FINITE if failed else NOTHING_COUNTED) + (f", {skipped} so far" if skipped > 1 else ""))
     if record.get("tokens_per_second") is not None:
         parts.append(f"{human_count(record['tokens_per_second'])} tokens/s")
     if record.get("eta_seconds") is not None:
@@ -382,27 +232,26 @@ def _step_parts(record: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def _joined(parts: Sequence[str], width: int) -> str:
-    """Joins values by two spaces, and begins an indented line where the next one would not fit."""
+def _joined(parts: Sequence[str], width: int) -> list[str]:
+    """Joins values by two spaces, and begins an indented line where the next one would not fit.
+
+    >>> _joined(["step 1/9", "loss 2.3100", "norm 1.20"], 22)
+    ['step 1/9  loss 2.3100', '    norm 1.20']
+    """
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + 2 + len(part) > width:
             lines.append("    " + part)
         else:
             lines[-1] += "  " + part
-    return "\n".join(lines)
+    return lines
 
 
-def _value(value: float | None, counted: bool = True) -> str:
-    """An objective's value with four digits after the point; '-' where nothing counted."""
-    if value is None or (counted and math.isnan(value)):
+def _value(value: float | None, failed: bool = False) -> str:
+    """An objective's value with four digits after the point. NaN is '-', for nothing counted, unless the step went wrong."""
+    if value is None or (math.isnan(value) and not failed):
         return "-"
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
-
-
-def _short(value: float) -> str:
-    """A number with three digits that keeps its zeros: 1.20, 0.00312, 123, 1.23e+06."""
-    return f"{value:.0f}" if 100 <= abs(value) < 1e5 else f"{value:#.3g}"
 
 
 def _clock(seconds: float) -> str:
@@ -418,14 +267,4 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _scaled(number: float, units: Sequence[str]) -> str:
-    for unit in units[:-1]:
-        # From 999.5 on, three digits would read 1e+03.
-        if abs(number) < 999.5:
-            return f"{number:.3g}{unit}"
-        number /= 1000
-    return f"{number:.3g}{units[-1]}"
+__all__ = ["Terminal", "plan_table", "plan_text"]

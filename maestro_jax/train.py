@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-# Before JAX is imported: CPU devices that share a process need enough threads of their own, or two-way transfers may hang.
-os.environ.setdefault("PJRT_NPROC", "16")
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -43,7 +38,8 @@ def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
             trainer.show_plan(terminal)
             return 0
         path = Path(args.workdir) if args.workdir else default_folder(args.gin_file or "train")
-        trainer.fit(folder=RunFolder(path, restart=args.restart), terminal=terminal, config_text=config.resolved())
+        folder = RunFolder(path, restart=args.restart, set_by="--workdir")
+        trainer.fit(folder=folder, terminal=terminal, config_text=config.resolved())
     return 0
 
 

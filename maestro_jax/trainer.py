@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import io
 import os
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +56,7 @@ class Trainer:
         on_bad_sample: what to do with a sample that fits no micro-batch: "raise", or "skip" it and count.
         share_devices: with fewer devices than the plan asks for, let sections share them instead of refusing.
         in_flight: most unfinished tasks that a replica is given.
+        save_dtype: precision of the final weights on disk.
     """
 
     graph: SectionGraph
@@ -71,6 +73,7 @@ class Trainer:
     on_bad_sample: Literal["raise", "skip"] = "raise"
     share_devices: bool = True
     in_flight: int = 8
+    save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def __post_init__(self) -> None:
         least = {"steps": 0, "batch": 1, "seed": 0, "evaluate_every": 0, "evaluate_batches": 0, "log_every": 1, "in_flight": 1}
@@ -80,8 +83,10 @@ class Trainer:
                 self._refuse(field, f"a whole number, at least {low}", str(value))
         if self.clip_norm is not None and not self.clip_norm > 0:
             self._refuse("clip_norm", "a positive number, or None", str(self.clip_norm))
-        if self.on_bad_sample not in ("raise", "skip"):
-            self._refuse("on_bad_sample", "'raise' or 'skip'", repr(self.on_bad_sample))
+        for field in ("on_bad_sample", "save_dtype"):
+            choices = typing.get_args(typing.get_type_hints(Trainer)[field])
+            if getattr(self, field) not in choices:
+                self._refuse(field, " or ".join(map(repr, choices)), repr(getattr(self, field)))
 
     def _refuse(self, field: str, wanted: str, have: str) -> None:
         raise ConfigError(

@@ -157,6 +157,11 @@ def describe(names: Iterable[str] | None = None) -> list[Field]:
     ]
 
 
+def summaries() -> dict[str, str]:
+    """Returns the name of every configurable that is registered -> the first line of its docstring."""
+    return {name: (inspect.getdoc(_registry[name].target) or "").partition("\n")[0] for name in sorted(_registry)}
+
+
 def check_parameter(entry: Entry, name: str, set_by: str) -> None:
     """Raises a ConfigError when `entry` has no parameter called `name`."""
     if name in entry.parameters or (entry.takes_any and name):

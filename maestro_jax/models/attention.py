@@ -12,21 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from ..errors import ConfigError, did_you_mean
 
-
-class AttentionKind(Protocol):
-    """What a kind of attention computes; see `attention` for the arguments."""
-
-    def __call__(
-        self, q_RLHK: jax.Array, k_RLGK: jax.Array, v_RLGK: jax.Array, segment_ids_RL: jax.Array, positions_RL: jax.Array
-    ) -> jax.Array: ...
-
+# What a kind of attention computes; see `attention` for its five arrays.
+AttentionKind = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 # Added to the scores of pairs that do not see each other: large enough to make any weight 0, and finite.
 _UNSEEN = -1e30
@@ -111,7 +104,7 @@ def dense_attention(
     q_RLHK: jax.Array, k_RLGK: jax.Array, v_RLGK: jax.Array, segment_ids_RL: jax.Array, positions_RL: jax.Array
 ) -> jax.Array:
     """The kind "dense": all scores at once, in float32; memory grows with the square of the row length."""
-    rows, length, heads, features = q_RLHK.shape
+    rows, length, _, features = q_RLHK.shape
     groups = k_RLGK.shape[2]
     # Query heads of one key head are stacked along the queries (X = M * L): plain products of matrices, with no axis
     # between those of the score matrix, which XLA on CPU would transpose element by element.

@@ -91,7 +91,6 @@ def next_token_sums(hidden_ND: jax.Array, head_VD: jax.Array, targets_N: jax.Arr
     return chunked_sums(_NextTokenTerms(), chunk, hidden_ND, head_VD, {"targets": targets_N, "mask": mask_N}, ())
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def chunked_sums(terms: Terms, chunk: int, hidden_ND: jax.Array, head_VD: jax.Array, tokens: Any, constants: Any) -> Sums:
     """Sums of `terms` over tokens, with at most `chunk` tokens' logits in memory, forward and backward.
 
@@ -104,9 +103,15 @@ def chunked_sums(terms: Terms, chunk: int, hidden_ND: jax.Array, head_VD: jax.Ar
         constants: tree of arrays given to `terms` whole.
 
     Returns:
-        The sums, float32 scalars. Only `hidden_ND` and `head_VD` get gradients; the cotangents of `tokens` and
-        `constants` are symbolic zeros, which take no memory unless somebody asks for their value.
+        The sums, float32 scalars. Only `hidden_ND` and `head_VD` get gradients; to `tokens` and `constants` none flows.
     """
+    # Stopped here and not only in the backward function: its zeros would be arrays, and what made `constants` would run
+    # its backward on them.
+    return _sums(terms, chunk, hidden_ND, head_VD, *jax.lax.stop_gradient((tokens, constants)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _sums(terms: Terms, chunk: int, hidden_ND: jax.Array, head_VD: jax.Array, tokens: Any, constants: Any) -> Sums:
     return _forward(terms, chunk, hidden_ND, head_VD, tokens, constants)[0]
 
 
@@ -138,7 +143,7 @@ def _backward(terms: Terms, chunk: int, saved: Any, cotangents: Sums) -> tuple[j
     return grad_hidden_ND, grad_head_VD.astype(head_VD.dtype), None, None
 
 
-chunked_sums.defvjp(_forward, _backward)
+_sums.defvjp(_forward, _backward)
 
 
 def _chunks(tree: Any, chunk: int) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -80,13 +81,13 @@ def save_weights(path: Path, arrays: Mapping[str, np.ndarray], *, tokenizer: str
         path: of the file; its folder is made.
         arrays: path of a parameter -> value.
         tokenizer: fingerprint to record.
-        dtype: convert floating-point arrays to this dtype ("float16", ...); None keeps theirs.
+        dtype: convert floating-point arrays to this dtype ("float16", "bfloat16", ...); None keeps theirs.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = {}
     for name, array in arrays.items():
-        convert = dtype is not None and np.issubdtype(array.dtype, np.floating)
-        kept[name] = np.ascontiguousarray(array.astype(dtype) if convert else array)
+        convert = dtype is not None and jnp.issubdtype(array.dtype, jnp.floating)
+        kept[name] = np.ascontiguousarray(array.astype(jnp.dtype(dtype)) if convert else array)
     unfinished = path.with_name(path.name + ".unfinished")
     save_file(kept, unfinished, metadata={TOKENIZER_KEY: tokenizer} if tokenizer else None)
     os.replace(unfinished, path)

@@ -24,6 +24,15 @@ from .state import SectionState
 
 Slots = dict[str, list[tuple[jax.Array, ...]]]
 
+_INPUTS = ("params", "frozen", "feed", "slots")
+ARGUMENT_NAMES = {
+    "forward": (*_INPUTS, "sums"),
+    "evaluate": (*_INPUTS, "sums"),
+    "backward": (*_INPUTS, "residuals", "cotangents", "gradients"),
+    "forward_backward": (*_INPUTS, "sums", "gradients"),
+}
+"""What the programs take, for error texts."""
+
 
 @dataclasses.dataclass
 class Payload:
@@ -160,7 +169,8 @@ class Dispatcher:
         try:
             return program(*args)
         except (ValueError, TypeError) as error:
-            raise explain_mismatch(program, task, kind, args, error) from error
+            devices = self.plan.sections[task.section].submesh.replica_devices(task.replica)
+            raise explain_mismatch(devices, task, kind, args, error) from error
 
     # -- accumulators: taken because programs donate them, put back at once
 
@@ -227,17 +237,14 @@ def microbatches_of(workload: Workload, tasks: tuple[Task, ...]) -> list[Microba
     return found
 
 
-def explain_mismatch(program: Any, task: Task, kind: str, args: tuple[Any, ...], error: Exception) -> Exception:
-    """Finds the argument that does not lie where its program wants it, and says so; else returns the error itself."""
-    wanted = jax.tree.leaves(program.input_shardings[0])
-    have = jax.tree_util.tree_flatten_with_path(args)[0]
-    if len(wanted) != len(have):
-        return error
-    for (path, array), sharding in zip(have, wanted, strict=True):
-        if isinstance(array, jax.Array) and array.sharding.device_set != sharding.device_set:
+def explain_mismatch(devices: list[Any], task: Task, kind: str, args: tuple[Any, ...], error: Exception) -> Exception:
+    """Finds the argument that does not lie on its replica, and says so; else returns the error itself."""
+    names = ARGUMENT_NAMES[kind]
+    for path, array in jax.tree_util.tree_flatten_with_path(dict(zip(names, args, strict=True)))[0]:
+        if isinstance(array, jax.Array) and array.sharding.device_set != set(devices):
             return MeshError(
                 f"argument {jax.tree_util.keystr(path)} of the {kind} of section {task.section!r}, replica {task.replica}, lies elsewhere.",
-                wanted=f"devices {sorted(d.id for d in sharding.device_set)}",
+                wanted=f"devices {sorted(d.id for d in devices)}",
                 have=f"devices {sorted(d.id for d in array.sharding.device_set)}, {array.dtype}{list(array.shape)}",
                 fix="keep arrays on the submesh of their section; payloads cross by their edge only",
                 anchor="wrong-mesh",

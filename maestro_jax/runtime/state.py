@@ -7,6 +7,7 @@ parameters for the replicas are handed out for one call and never kept outside; 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -110,16 +111,17 @@ def initial_values(section: SectionPlan, arguments: Arguments, seed: int, given:
     bucket = section.section.buckets[-1]
     batch, inputs = section.shapes.batch[bucket], section.shapes.inputs[bucket]
 
-    def init(key: jax.Array) -> Arrays:
+    def init() -> Arrays:
+        # The key is made inside the program, so that nothing moves between devices.
+        key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(section.section.name.encode()))
         values = section.shapes.adapter.init(key, batch, inputs)
         return {p: values[p].astype(s.dtype) for p, s in shapes.items() if p not in given}
 
     made: Arrays = {}
     if any(p not in given for p in shapes):
         wanted = {p: s for p, s in shardings.items() if p not in given}
-        key = jax.random.fold_in(jax.random.key(seed), _number(section.section.name))
         with jax.set_mesh(section.submesh.mesh):
-            made = jax.jit(init, out_shardings=wanted)(key)
+            made = jax.jit(init, out_shardings=wanted)()
     for path, value in given.items():
         dtype = shapes[path].dtype
 
@@ -177,12 +179,6 @@ def _stacked(wanted: Mapping[str, jax.ShapeDtypeStruct], parts: list[Arrays]) ->
 
 def _zeros(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
     return {path: jax.device_put(np.zeros(s.shape, s.dtype), s.sharding) for path, s in shapes.items()}
-
-
-def _number(name: str) -> int:
-    import zlib
-
-    return zlib.crc32(name.encode())
 
 
 def fresh_sums(arguments: Arguments, replica: int) -> Arrays:

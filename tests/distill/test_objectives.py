@@ -15,7 +15,9 @@ from maestro_jax.distill import distillation_sums
 NAMES = ("kl", "cross_entropy", "entropy", "correct")
 
 
-def problem(tokens: int = 24, width: int = 6, vocab: int = 19, teacher_width: int = 9, teacher_vocab: int = 19, dtype: str = "float32") -> list[Any]:
+def problem(
+    tokens: int = 24, width: int = 6, vocab: int = 19, teacher_width: int = 9, teacher_vocab: int = 19, dtype: str = "float32"
+) -> list[Any]:
     keys = jax.random.split(jax.random.key(tokens + vocab), 6)
     shapes = [(tokens, width), (vocab, width), (tokens, teacher_width), (teacher_vocab, teacher_width)]
     arrays = [jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes, strict=False)]
@@ -59,7 +61,8 @@ def test_values_and_gradients_equal_the_plain_formula(tokens: int, chunk: int, v
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_kl_of_equal_models_is_zero_and_so_is_its_gradient(temperature: float) -> None:
     x, head, _, _, targets, mask = problem()
-    sums, pull = jax.vjp(lambda x, head: distillation_sums(x, head, *problem()[:2], targets, mask, temperature, 8), x, head)
+    ours = lambda *s: distillation_sums(s[0], s[1], x, head, targets, mask, temperature=temperature, chunk=8)  # noqa: E731
+    sums, pull = jax.vjp(ours, x, head)
     zero = {name: jnp.zeros(()) for name in NAMES}
     assert abs(float(sums["kl"])) <= 1e-6 * float(jnp.sum(mask))
     assert float(sums["entropy"]) > 1.0
@@ -87,7 +90,9 @@ def test_the_square_of_the_temperature_keeps_the_size_of_the_gradient() -> None:
 
 def test_the_teacher_and_the_mask_get_gradient_zero() -> None:
     inputs = problem()
-    gradients = jax.grad(lambda y, t, m: distillation_sums(*inputs[:2], y, t, inputs[4], m, 2.0, 8)["kl"], (0, 1, 2))(*inputs[2:4], inputs[5])
+    x, head, y, teacher, targets, mask = inputs
+    kl = lambda y, teacher, mask: distillation_sums(x, head, y, teacher, targets, mask, 2.0, 8)["kl"]  # noqa: E731
+    gradients = jax.grad(kl, (0, 1, 2))(y, teacher, mask)
     assert all(float(jnp.max(jnp.abs(g))) == 0.0 for g in gradients)
 
 
@@ -116,10 +121,12 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary(direction: str) -> No
     chunk, vocab, width, teacher_width = 64, 4096, 8, 12
 
     def temporary_bytes(tokens: int) -> int:
-        loss = lambda *x: (lambda sums: sums["kl"] + sums["cross_entropy"])(distillation_sums(*x, 2.0, chunk))  # noqa: E731
+        loss = lambda *x: (lambda sums: sums["kl"] + sums["cross_entropy"])(distillation_sums(*x, temperature=2.0, chunk=chunk))  # noqa: E731
         shapes = jax.eval_shape(lambda: problem(tokens, width, vocab, teacher_width, vocab))
         program = jax.jit(loss if direction == "forward" else jax.grad(loss, (0, 1)))
-        return program.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+        analysis = program.lower(*shapes).compile().memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
 
     small, large = temporary_bytes(1024), temporary_bytes(8192)
     assert large - small < 8 * 4 * (width + teacher_width) * (8192 - 1024)

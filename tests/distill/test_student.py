@@ -46,7 +46,8 @@ def test_sums_are_those_of_the_students_hidden_states_and_both_heads() -> None:
     got = module(data, teacher_hidden=teacher_hidden)
     hidden = module.student(data)["hidden"]
     heads = module.student.head.weight[...], module.teacher_head.weight[...]
-    flat = hidden.reshape(12, 8), heads[0], teacher_hidden.reshape(12, 12), heads[1], data["targets"].reshape(12), data["loss_mask"].reshape(12)
+    targets, mask = data["targets"].reshape(12), data["loss_mask"].reshape(12)
+    flat = hidden.reshape(12, 8), heads[0], teacher_hidden.reshape(12, 12), heads[1], targets, mask
     wanted = distillation_sums(*flat, temperature=2.0, chunk=12)
     assert set(got) == {"hidden", "kl", "cross_entropy", "entropy", "correct"}
     np.testing.assert_array_equal(got["hidden"], hidden)

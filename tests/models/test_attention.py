@@ -61,7 +61,7 @@ def test_gradients_equal_those_of_a_masked_softmax() -> None:
 def test_a_row_of_padding_has_finite_values_and_gradients() -> None:
     q, k, v = inputs()
     nothing = jnp.zeros((ROWS, LENGTH), jnp.int32)
-    value, gradients = jax.value_and_grad(lambda *x: jnp.sum(attention(*x, nothing, nothing)), (0, 1, 2))(q, k, v)
+    value, gradients = jax.value_and_grad(lambda q, k, v: jnp.sum(attention(q, k, v, nothing, nothing)), (0, 1, 2))(q, k, v)
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in (value, *gradients))
 
 

@@ -90,7 +90,9 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary() -> None:
 
     def temporary_bytes(tokens: int) -> int:
         inputs = jax.eval_shape(lambda: problem(tokens, width, vocab))
-        return jax.jit(jax.grad(chunked(chunk), (0, 1))).lower(*inputs).compile().memory_analysis().temp_size_in_bytes
+        analysis = jax.jit(jax.grad(chunked(chunk), (0, 1))).lower(*inputs).compile().memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
 
     small, large = temporary_bytes(1024), temporary_bytes(8192)
     assert large - small < 8 * 4 * width * (8192 - 1024)

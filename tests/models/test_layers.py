@@ -17,8 +17,8 @@ def normal(seed: int, *shape: int) -> jax.Array:
 def test_rms_norm_divides_by_the_root_mean_square_and_scales() -> None:
     norm = RMSNorm(8, 1e-6)
     norm.scale.set_value(jnp.arange(8.0))
-    x = np.asarray(normal(0, 2, 3, 8))
-    wanted = x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + 1e-6) * np.arange(8.0)
+    x = normal(0, 2, 3, 8)
+    wanted = np.asarray(x) / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + 1e-6) * np.arange(8.0)
     np.testing.assert_allclose(norm(x), wanted, rtol=1e-5, atol=1e-6)
 
 

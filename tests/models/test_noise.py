@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from maestro_jax.models import token_dropout
 
 KEY = np.array([3, 4], np.uint32)
-FEATURES = 8
+FEATURES = 9
 drop = jax.jit(token_dropout, static_argnums=1, static_argnames="place")
 
 
@@ -74,7 +74,7 @@ def test_a_traced_layer_number_gives_the_mask_of_that_number() -> None:
 def test_the_rate_of_dropped_features_is_as_asked_and_the_mean_is_kept() -> None:
     ids, positions = np.zeros((1, 4096), np.uint32), np.arange(4096, dtype=np.int32)[None]
     out = drop(jnp.ones((1, 4096, FEATURES)), 0.2, jnp.asarray(KEY), jnp.asarray(ids), jnp.asarray(positions), layer=0, place=0)
-    # 32,768 draws: the standard deviation of the rate is 0.0022.
+    # 36,864 draws: the standard deviation of the rate is 0.0021.
     assert abs(float(jnp.mean(out == 0)) - 0.2) < 0.01
     assert abs(float(jnp.mean(out)) - 1.0) < 0.015
 

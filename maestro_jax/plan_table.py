@@ -1,0 +1,236 @@
+"""A plan as tables: which devices, axes, micro-batches and parameters each section gets, and what crosses each edge."""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .runtime.plan import EdgePlan, Plan, SectionPlan
+
+WIDTH = 100
+"""Columns of tables where there is no screen that says how many it has."""
+
+
+def human_count(number: float) -> str:
+    """Writes a number with three digits and a unit of thousands.
+
+    >>> human_count(1_900_000), human_count(131_072), human_count(987.4), human_count(999_900)
+    ('1.9M', '131k', '987', '1M')
+    """
+    return _scaled(number, ("", "k", "M", "B", "T"))
+
+
+def human_bytes(number: float) -> str:
+    """Writes a number of bytes with three digits; 1 MB is a million bytes.
+
+    >>> human_bytes(12_345_678), human_bytes(4096), human_bytes(80)
+    ('12.3 MB', '4.1 kB', '80 B')
+    """
+    return _scaled(number, (" B", " kB", " MB", " GB", " TB"))
+
+
+def plan_table(plan: Plan, mean_units: Mapping[str, float] | None = None) -> list[Table | str]:
+    """Makes the parts of a plan's description.
+
+    Args:
+        plan: which devices, axes and micro-batches each section gets.
+        mean_units: section -> mean units of a step, over all replicas; sections that are missing have no MB per step.
+
+    Returns:
+        A headline, a table with a row for each section, one with a row for each edge if there are any, and a line for each note.
+    """
+    devices = {device.id: device.platform for section in plan.sections.values() for device in section.submesh.mesh.devices.flat}
+    kinds = ", ".join(sorted(set(devices.values())))
+    counts = [counted(len(plan.sections), "section"), counted(len(plan.edges), "edge"), f"{counted(len(devices), 'device')} ({kinds})"]
+    notes = [*_sharing(plan), *plan.notes]
+    parts: list[Table | str] = ["plan: " + ", ".join(counts), "", _section_table(plan)]
+    if plan.edges:
+        parts += ["", _edge_table(plan, mean_units or {})]
+    if notes:
+        parts.append("")
+    return parts + [f"note: {note}" for note in notes]
+
+
+def plan_text(plan: Plan, mean_units: Mapping[str, float] | None = None, width: int = WIDTH) -> str:
+    """Writes a plan as plain text.
+
+    Args:
+        plan: which devices, axes and micro-batches each section gets.
+        mean_units: section -> mean units of a step, over all replicas; sections that are missing have no MB per step.
+        width: columns of the tables; they get wider where their words do not fit. Notes are one line each.
+
+    Returns:
+        Lines without colours and trailing spaces, which depend on the arguments alone.
+    """
+    file = io.StringIO()
+    print_plan(Console(file=file, width=width, force_terminal=False, force_jupyter=False, color_system=None), plan, mean_units)
+    return "".join(line.rstrip() + "\n" for line in file.getvalue().splitlines())
+
+
+def print_plan(console: Console, plan: Plan, mean_units: Mapping[str, float] | None = None) -> None:
+    """Writes the parts of a plan (see `plan_table`) to a console, as wide as the console where that is possible."""
+    for part in plan_table(plan, mean_units):
+        if isinstance(part, Table):
+            _fit(part, console.width)
+            console.print(part, crop=False)
+        else:
+            print_text(console, part)
+
+
+def print_text(console: Console, line: str, style: str = "") -> None:
+    """Writes a line: broken between words on a screen, and never elsewhere; a leading "note:" stands out."""
+    if console.is_terminal and line:
+        # Not left to rich, which cuts a word that is too long, such as a path; this way it can still be copied.
+        line = "\n".join(textwrap.wrap(line, console.width, break_long_words=False, break_on_hyphens=False))
+    text = Text(line, style=style)
+    if line.startswith("note:"):
+        text.stylize("yellow", 0, len("note:"))
+    console.print(text, soft_wrap=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """Writes a number with a noun: '1 section', '2 sections'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def short(value: float) -> str:
+    """Writes a number with three digits, zeros at the end included.
+
+    >>> short(1.2), short(0.003124), short(123.4), short(1_234_000.0)
+    ('1.20', '0.00312', '123', '1.23e+06')
+    """
+    return f"{value:.0f}" if 100 <= abs(value) < 1e5 else f"{value:#.3g}"
+
+
+def _section_table(plan: Plan) -> Table:
+    words = ("section", "mode", "devices", "replicas\nx axes", "micro-batch")
+    table = _table(words, ("parameters\ntrained /\nfrozen", "bytes per\ndevice"))
+    users = _users(plan)
+    for name, section in plan.sections.items():
+        devices = list(section.submesh.mesh.devices.flat)
+        kinds = " ".join(sorted({device.platform for device in devices}))
+        shared = ", shared" if any(len(users[device.id]) > 1 for device in devices) else ""
+        cells = (
+            name,
+            plan.graph.mode(name),
+            f"{_ranges([device.id for device in devices])} {kinds}{shared}",
+            _arrangement(section),
+            _ladder(section),
+            f"{_parameters(section.trained)} / {_parameters(section.frozen)}",
+            human_bytes(section.bytes_per_device()),
+        )
+        # As Text, because rich looks for markup in strings.
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _edge_table(plan: Plan, mean_units: Mapping[str, float]) -> Table:
+    table = _table(("edge", "row", "slots"), ("MB per\nstep", "and\nback"))
+    for label, edge in plan.edges.items():
+        units = mean_units.get(edge.edge.producer)
+        megabytes = "-" if units is None else short(units * _row_bytes(edge) / 1e6)
+        row = f"{edge.row.dtype}[{','.join(str(size) for size in edge.row.shape)}]"
+        slots = f"{edge.fan_out} out, {edge.fan_in} in x {edge.slot_rows} rows"
+        table.add_row(*map(Text, (label, row, slots, megabytes, megabytes if edge.backward else "-")))
+    return table
+
+
+def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for name in words:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _fit(table: Table, width: int) -> None:
+    """Narrows columns of words, the widest first, until a table fits; rich alone would also cut words and numbers."""
+    widths, least = [], []
+    for column in table.columns:
+        lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
+        pieces = lines if column.no_wrap else [word for line in lines for word in line.split()]
+        widths.append(max(map(cell_len, lines)))
+        least.append(max(map(cell_len, pieces)))
+    between = 2 * (len(widths) - 1)
+    while sum(widths) + between > width and widths != least:
+        widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=lambda i: widths[i])
+        widths[widest] -= 1
+    for column, column_width in zip(table.columns, widths, strict=True):
+        column.width = column_width
+    # Where even single words do not fit, the table is wider than the screen.
+    table.width = sum(widths) + between
+
+
+def _users(plan: Plan) -> dict[int, tuple[str, ...]]:
+    """Device id -> the sections that run on it."""
+    users: dict[int, tuple[str, ...]] = {}
+    for name, section in plan.sections.items():
+        for device in section.submesh.mesh.devices.flat:
+            users[device.id] = (*users.get(device.id, ()), name)
+    return users
+
+
+def _sharing(plan: Plan) -> list[str]:
+    """A sentence for each group of sections that take turns on the same devices."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for device, names in _users(plan).items():
+        if len(names) > 1:
+            groups.setdefault(names, []).append(device)
+    sentences = []
+    for names, ids in groups.items():
+        sections = f"{', '.join(map(repr, names[:-1]))} and {names[-1]!r}"
+        sentences.append(f"sections {sections} share device{'s' if len(ids) > 1 else ''} {_ranges(ids)} and take turns")
+    return sentences
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Writes whole numbers as ranges.
+
+    >>> _ranges([3, 0, 1, 5, 6])
+    '0-1, 3, 5-6'
+    """
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
+def _arrangement(section: SectionPlan) -> str:
+    sizes = {axis: section.submesh.mesh.shape[axis] for axis in section.submesh.axes}
+    return " x ".join([str(section.submesh.replicas), *(f"{axis}={size}" for axis, size in sizes.items() if size > 1)])
+
+
+def _ladder(section: SectionPlan) -> str:
+    row = section.section.row_length
+    return ", ".join(str(bucket) for bucket in section.section.buckets) + (f" (rows of {row})" if row else "")
+
+
+def _parameters(shapes: Mapping[str, Any]) -> str:
+    total = sum(math.prod(shape.shape) for shape in shapes.values())
+    return human_count(total) if total else "-"
+
+
+def _row_bytes(edge: EdgePlan) -> int:
+    return math.prod(edge.row.shape) * edge.row.dtype.itemsize
+
+
+def _scaled(number: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        # From 999.5 on, three digits would read 1e+03.
+        if abs(number) < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g}{units[-1]}"

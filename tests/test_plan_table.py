@@ -1,0 +1,115 @@
+"""The tables of a plan say where each section runs, what it holds and what crosses its edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from maestro_jax.data.samples import ArraySpec
+from maestro_jax.graph import Objective, Section, SectionGraph
+from maestro_jax.plan_table import plan_text
+from maestro_jax.runtime import Plan, make_plan
+
+SPECS = {
+    "text": {name: ArraySpec(dtype=dtype) for name, dtype in (("tokens", "int32"), ("loss_mask", "float32"))},
+    "image": {"tokens": ArraySpec(dtype="int32")},
+}
+
+
+def table(vocabulary: int, width: int) -> tuple[Any, Any]:
+    """A module that looks its tokens up."""
+    return (
+        lambda key: {"table": jnp.zeros((vocabulary, width))},
+        lambda params, batch: {"hidden": params["table"][batch["tokens"]]},
+    )
+
+
+def student(params: Any, batch: Any, teacher_hidden: jax.Array, picture: jax.Array) -> dict[str, jax.Array]:
+    return {"kl": jnp.sum(teacher_hidden) * params["weight"].sum() + jnp.sum(picture) * params["frozen"].sum()}
+
+
+def make(devices: int = 8, submesh: str | None = None, share: bool = False, teacher_name: str = "teacher") -> Plan:
+    """A frozen teacher and a trained encoder feed a student."""
+    module = (lambda key: {"weight": jnp.zeros((1000, 64)), "frozen": jnp.zeros((50,))}, student)
+    sections = (
+        Section(name=teacher_name, module=table(10_000, 192), trainable=False, axes={"tensor": 2}, microbatch=2048, row_length=256),
+        Section(name="encoder", module=table(500, 16), reads="image", microbatch=64, submesh=submesh),
+        Section(
+            name="student",
+            module=module,
+            inputs={"teacher_hidden": f"{teacher_name}.hidden", "picture": "encoder.hidden"},
+            objectives={"kl": Objective()},
+            frozen=("frozen",),
+            replicas=2,
+            microbatch=(256, 1024),
+            row_length=256,
+        ),
+    )
+    return make_plan(SectionGraph(sections=sections), SPECS, jax.devices()[:devices], share=share)
+
+
+GOLDEN = """
+plan: 3 sections, 2 edges, 5 devices (cpu)
+
+                                                                       parameters
+                                replicas                                trained /  bytes per
+section  mode          devices  x axes        micro-batch                  frozen     device
+────────────────────────────────────────────────────────────────────────────────────────────
+teacher  forward only  0-1 cpu  1 x tensor=2  2048 (rows of 256)        - / 1.92M    7.68 MB
+encoder  train         2 cpu    1             64                           8k / -      96 kB
+student  train         3-4 cpu  2             256, 1024 (rows of 256)    64k / 50     640 kB
+
+                                                                                MB per      and
+edge                                    row           slots                       step     back
+───────────────────────────────────────────────────────────────────────────────────────────────
+teacher.hidden->student.teacher_hidden  float32[192]  3 out, 2 in x 1024 rows     12.6        -
+encoder.hidden->student.picture         float32[16]   2 out, 17 in x 64 rows   0.00640  0.00640
+"""
+
+
+def row(text: str, first: str) -> str:
+    """The line that begins with a word."""
+    return next(line for line in text.splitlines() if line.startswith(first))
+
+
+def test_plan_text_is_golden() -> None:
+    assert plan_text(make(), {"teacher": 16_384.0, "encoder": 100.0}) == GOLDEN.lstrip("\n")
+
+
+def test_sections_that_share_devices_say_so() -> None:
+    text = plan_text(make(submesh="teacher"))
+    assert [name for name in ("teacher", "encoder", "student") if ", shared" in row(text, f"{name} ")] == ["teacher", "encoder"]
+    assert "\nnote: sections 'teacher' and 'encoder' share device 0 and take turns\n" in text
+
+
+def test_notes_of_the_plan_are_lines() -> None:
+    plan = make(devices=2, share=True)
+    assert plan.notes
+    assert plan_text(plan, width=60).splitlines()[-len(plan.notes) :] == [f"note: {note}" for note in plan.notes]
+
+
+def test_axes_are_those_that_the_section_got() -> None:
+    assert "tensor" not in row(plan_text(make(devices=1, share=True)), "teacher ")
+
+
+def test_traffic_of_a_section_without_mean_units_is_unknown() -> None:
+    assert row(plan_text(make(), {"encoder": 100.0}), "teacher.hidden").split()[-2:] == ["-", "-"]
+
+
+@pytest.mark.parametrize("width", [100, 80, 30])
+def test_no_word_is_cut_whatever_the_width(width: int) -> None:
+    plan = make(teacher_name="teacher_with_a_name_that_is_long")
+    words = sorted(plan_text(plan, width=1000).replace("─", "").split())
+    assert sorted(plan_text(plan, width=width).replace("─", "").split()) == words
+
+
+def test_tables_fit_80_columns_where_names_are_short() -> None:
+    assert max(map(len, plan_text(make(), width=80).splitlines())) <= 80
+
+
+def test_same_plan_gives_same_text() -> None:
+    assert plan_text(make(), {"teacher": np.float64(3.0)}) == plan_text(make(), {"teacher": 3.0})

@@ -1,0 +1,69 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from maestro_jax.train import main
+
+ROOT = Path(__file__).parent.parent
+
+
+def fresh(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the command in a fresh process, as a user with two cores and no accelerator would."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PJRT_NPROC")} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "maestro_jax.train", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.quick
+def test_a_shipped_config_is_found_from_anywhere_and_makes_its_own_devices(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "models").mkdir()
+    done = fresh("--gin_file=kd_tiny.gin", "--dry_run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "4 devices (cpu)" in done.stdout
+    assert "1 x tensor=2" in done.stdout
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["configs", "models"]
+
+
+def test_overrides_reach_scopes_without_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--gin.teacher/Section.microbatch=[512, 1024]", "--gin.student/Section.dtype=bfloat16", "--gin.student/Section.replicas", "1"]
+    assert main(["--gin_file=kd_tiny.gin", "--dry_run", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "3 devices" in shown
+    assert "512, 1024" in shown
+
+
+def test_mistakes_are_five_part_errors_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--gin_file=kd_tiny.gin", "--gin.techer/Section.microbatch=512"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("ConfigError: ")
+    assert "did you mean" in shown
+    assert all(part in shown for part in ("wanted", "have", "set by", "fix", "help     docs/errors.md#"))
+
+
+def test_help_lists_sections_and_configurables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help", "--gin_file=kd_tiny.gin"]) == 0
+    shown = capsys.readouterr().out
+    assert "teacher          forward only; scope teacher/" in shown
+    assert "    steps: int = 100" in shown
+    assert "optimizer steps; 0 only evaluates." in shown
+    for name in ("Section", "Decoder", "Distilled", "Corpus", "TextFolder", "AdamW", "InOrder"):
+        assert f"\n  {name}: " in shown
+
+
+def test_an_unknown_flag_is_refused() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--gin_fil=kd_tiny.gin"])
+    assert caught.value.code == 2
+
+
+def test_without_a_graph_the_text_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "graph" in capsys.readouterr().err

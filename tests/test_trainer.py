@@ -1,0 +1,169 @@
+"""The trainer: data, weights, plan, steps, reports and files of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from support import TEXT_SPECS, chain, text_samples
+
+from maestro_jax.data import Dataset
+from maestro_jax.errors import CheckpointError, ConfigError, DataError, MeshError
+from maestro_jax.models import Decoder
+from maestro_jax.models.weights import WeightFile, save_weights
+from maestro_jax.optimizers import AdamW, Sgd, WarmupCosine, build_optimizer
+from maestro_jax.run_folder import RunFolder
+from maestro_jax.terminal import Terminal
+from maestro_jax.trainer import Trainer, given_weights
+
+
+def dataset(**fields: Any) -> Dataset:
+    return Dataset(**{"train": text_samples(24), "heldout": text_samples(7, seed=1), "specs": TEXT_SPECS, **fields})
+
+
+def trainer(**fields: Any) -> Trainer:
+    return Trainer(**{"graph": chain(), "data": dataset(), "steps": 3, "batch": 8, "optimizer": Sgd(learning_rate=0.05), **fields})
+
+
+def test_a_run_reports_evaluates_and_saves(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    with Terminal(screen, interactive=False) as terminal:
+        run = trainer(evaluate_every=2).fit(folder=RunFolder(tmp_path / "run"), terminal=terminal, config_text="# none\n")
+    text = screen.getvalue()
+    assert "compiled 1" in text
+    assert "student/cross_entropy" in text
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == [1, 2, 3]
+    assert all(r["applied"] and r["gradient_norm"] > 0 and r["tokens_per_second"] > 0 for r in records)
+    evaluations = [json.loads(line) for line in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in evaluations] == [0, 2, 3]
+    assert {p.name for p in (tmp_path / "run").iterdir()} >= {"config.gin", "plan.txt", "env.json", "weights"}
+    saved = WeightFile(tmp_path / "run" / "weights" / "student.safetensors", "the test").arrays()
+    assert {p: np.asarray(a[:]).tolist() for p, a in saved.items()} == {p: v.tolist() for p, v in run.engine.parameters("student").items()}
+
+
+def test_steps_can_be_iterated() -> None:
+    run = trainer().start()
+    results = list(run.steps())
+    assert [r.step for r in results] == [1, 2, 3]
+    assert results[0].metrics["loss"] > results[-1].metrics["loss"] - 5
+    assert set(run.evaluate()) == {"student/cross_entropy", "student/square"}
+
+
+def test_the_loss_is_the_weighted_sum_of_objectives() -> None:
+    result = next(iter(trainer().start().steps()))
+    want = result.metrics["student/cross_entropy"] + 0.1 * result.metrics["student/square"]
+    assert result.metrics["loss"] == pytest.approx(want, rel=1e-6)
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    losses = [[r.metrics["loss"] for r in trainer(seed=5).start().steps()] for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert losses[0] != [r.metrics["loss"] for r in trainer(seed=6).start().steps()]
+
+
+def test_no_steps_only_evaluate() -> None:
+    run = trainer(steps=0, data=dataset(train=[])).fit()
+    assert run.step == 0
+    assert run.evaluate()["student/cross_entropy"] > 0
+
+
+def test_long_samples_are_refused_or_skipped_and_counted() -> None:
+    graph = chain(middle={"microbatch": 20})
+    with pytest.raises(DataError, match="is longer than the largest micro-batch of section 'middle'"):
+        list(trainer(graph=graph).start().steps())
+    run = trainer(graph=graph, on_bad_sample="skip").start()
+    assert len(list(run.steps())) == 3
+    seen = [s for step in range(3) for s in run._batches(step)] if run._batches else []
+    assert run.skipped_samples == sum(s.items["text"][0].units > 20 for s in seen) > 0
+
+
+def test_weights_are_loaded_by_prefix(tmp_path: Path) -> None:
+    params = trainer().start().engine.parameters("teacher")
+    save_weights(tmp_path / "t.safetensors", {f"inside/{p}": v + 1 for p, v in params.items()})
+    run = trainer(graph=chain(teacher={"weights": f"{tmp_path / 't.safetensors'}:inside"})).start()
+    assert all(np.array_equal(run.engine.parameters("teacher")[p], v + 1) for p, v in params.items())
+
+
+@pytest.mark.parametrize("wrong", ["missing", "shape"])
+def test_weights_that_do_not_fit_are_listed(tmp_path: Path, wrong: str) -> None:
+    t = trainer(graph=chain(teacher={"weights": str(tmp_path / "t.safetensors")}))
+    arrays = {"embed": np.zeros((16, 8), np.float32), "inner": np.zeros((8, 8 if wrong == "missing" else 9), np.float32)}
+    if wrong == "missing":
+        del arrays["embed"]
+    save_weights(tmp_path / "t.safetensors", arrays)
+    with pytest.raises(CheckpointError, match="weights do not fit section 'teacher'") as caught:
+        t.start()
+    assert caught.value.have == ("embed: wanted, not in the file" if wrong == "missing" else "inner: [8, 9] in the file, [8, 8] in the module")
+
+
+def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    """PEER_CASES 13: equal widths with other tokenizers would train on garbage."""
+    save_weights(tmp_path / "t.safetensors", {"embed": np.zeros((16, 8)), "inner": np.zeros((8, 8))}, tokenizer="a" * 64)
+    data = dataset(tokenizer_fingerprint="b" * 64)
+    graph = chain(teacher={"weights": str(tmp_path / "t.safetensors")})
+    plan = trainer().plan(data)
+    with pytest.raises(CheckpointError, match="were trained with another tokenizer"):
+        given_weights(graph["teacher"], plan, data)
+    allowed = dataclasses.replace(graph["teacher"], check_tokenizer=False)
+    assert set(given_weights(allowed, plan, data)) == {"embed", "inner"}
+
+
+def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.safetensors").write_text("no weights")
+    with pytest.raises(CheckpointError, match="weights cannot be read"):
+        trainer(graph=chain(teacher={"weights": str(tmp_path / "t.safetensors")})).start()
+
+
+def test_foreign_vocabulary_is_refused() -> None:
+    graph = chain(teacher={"module": Decoder(vocab_size=10, layers=1, embed=8, heads=2, kv_heads=2, mlp=8)})
+    with pytest.raises(DataError, match="vocabulary"):
+        trainer(graph=graph, data=dataset(vocab_size=16)).dataset()
+
+
+def test_fewer_devices_are_shared_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain(teacher={"axes": {"tensor": 2}}, student={"replicas": 2})
+    two = jax.devices()[:2]
+    monkeypatch.setattr(jax, "devices", lambda: two)
+    plan = trainer(graph=graph).plan(dataset())
+    assert "sections share them" in plan.notes[0]
+    assert {d.id for s in plan.sections.values() for d in s.submesh.mesh.devices.flat} == {0, 1}
+    with pytest.raises(MeshError, match="cannot be placed"):
+        trainer(graph=graph, share_devices=False).plan(dataset())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("steps", -1), ("batch", 0), ("clip_norm", 0.0), ("clip_norm", float("nan")), ("on_bad_sample", "ignore"), ("in_flight", 0)]
+)
+def test_wrong_values_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"wrong {field}"):
+        trainer(**{field: value})
+
+
+def test_optimizers_are_built_or_refused() -> None:
+    given = optax.sgd(1.0)
+    assert build_optimizer(given, "here") is given
+    assert isinstance(build_optimizer(AdamW(learning_rate=WarmupCosine(peak=1.0, steps=4)), "here"), optax.GradientTransformation)
+    with pytest.raises(ConfigError, match="an optimizer cannot be used"):
+        build_optimizer("adam", "here")
+
+
+def test_norm_scales_do_not_decay() -> None:
+    params = {"layers/norm/scale": np.ones((2, 3), np.float32), "head/weight": np.ones((2, 3), np.float32)}
+    zero = jax.tree.map(np.zeros_like, params)
+    transformation = AdamW(learning_rate=0.1, weight_decay=0.5).build()
+    updates, _ = transformation.update(zero, transformation.init(params), params)
+    assert float(np.abs(updates["layers/norm/scale"]).max()) == 0
+    assert float(updates["head/weight"][0, 0]) == pytest.approx(-0.05)
+
+
+def test_a_schedule_needs_room_to_decay() -> None:
+    with pytest.raises(ConfigError, match="no room for its decay"):
+        WarmupCosine(peak=1.0, steps=5, warmup=5)

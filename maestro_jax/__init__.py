@@ -28,7 +28,7 @@ _HOMES = {
     "MaestroError": "errors",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

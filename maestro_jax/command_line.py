@@ -42,7 +42,10 @@ def help_text(parser: argparse.ArgumentParser, gin_file: str | None, overrides: 
     Raises:
         ConfigError: when the named config file is wrong.
     """
-    parts = [parser.format_help().rstrip(), "  --gin.NAME=VALUE      sets a value, for example --gin.train.steps=50 or --gin.teacher/Section.microbatch=512"]
+    parts = [
+        parser.format_help().rstrip(),
+        "  --gin.NAME=VALUE      sets a value, for example --gin.train.steps=50 or --gin.teacher/Section.microbatch=512",
+    ]
     if gin_file:
         graph = load(gin_file, overrides, root="train").build().graph
         sections = [f"  {s.name:<16} {graph.mode(s.name)}; scope {s.name}/" for s in graph.sections]

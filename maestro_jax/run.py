@@ -188,7 +188,7 @@ class Run:
         return self._preparer.prepare(self._fitting(self._batches(step)), step)
 
     def _fitting(self, samples: Sequence[Sample]) -> list[Sample]:
-        good, bad = self.trainer.fitting(self.engine.plan, samples)
+        good, bad = self.trainer.fitting(self.engine.plan, self.dataset, samples)
         self.skipped_samples += len(bad)
         return good
 
@@ -201,4 +201,3 @@ class Run:
             weights=self._weights,
             tokens=report.prepared.units[self._main],
         )
-

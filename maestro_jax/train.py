@@ -44,7 +44,9 @@ def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m maestro_jax.train", description="Trains a graph of sections.", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m maestro_jax.train", description="Trains a graph of sections.", add_help=False, allow_abbrev=False
+    )
     parser.add_argument("--gin_file", help="config file; a name without a folder is also found among the shipped ones")
     parser.add_argument("--workdir", help="run folder; default runs/CONFIG-TIME")
     parser.add_argument("--restart", action="store_true", help="begin anew in a run folder that holds a run; its files move to previous-N")

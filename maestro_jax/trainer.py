@@ -1,9 +1,9 @@
 """The trainer: one object behind config files, notebooks and the command line.
 
-    trainer = Trainer(graph=graph, data=Corpus(), steps=200, batch=16)
-    run = trainer.start()          # places, compiles, initialises
-    for result in run.steps():     # or run.fit(), which also reports, evaluates and saves
-        print(result.step, result.metrics["loss"])
+trainer = Trainer(graph=graph, data=Corpus(), steps=200, batch=16)
+run = trainer.start()          # places, compiles, initialises
+for result in run.steps():     # or run.fit(), which also reports, evaluates and saves
+print(result.step, result.metrics["loss"])
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .optimizers import AdamW, build_optimizer
 from .run import Run
 from .run_folder import RunFolder
 from .runtime import Compiled, Engine, Plan, Preparer, make_plan, requests_of
+from .runtime.check_sample import check_sample
 from .runtime.compile import Progress
-from .runtime.feeds import check_sample
 from .schedules import InOrder, Policy
 from .terminal import Terminal, plan_text
 
@@ -64,9 +64,9 @@ class Trainer:
     steps: int = 100
     batch: int = 16
     seed: int = 0
-    optimizer: Any = AdamW()
+    optimizer: Any = dataclasses.field(default_factory=AdamW)
     clip_norm: float | None = 1.0
-    policy: Policy = InOrder()
+    policy: Policy = dataclasses.field(default_factory=InOrder)
     evaluate_every: int = 0
     evaluate_batches: int | None = None
     log_every: int = 10
@@ -183,7 +183,7 @@ class Trainer:
         owner = section if section.optimizer is not None else self
         return build_optimizer(owner.optimizer, set_by(owner, "optimizer"))
 
-    def fitting(self, plan: Plan, samples: Sequence[Sample]) -> tuple[list[Sample], list[DataError]]:
+    def fitting(self, plan: Plan, dataset: Dataset, samples: Sequence[Sample]) -> tuple[list[Sample], list[DataError]]:
         """Splits a batch into samples that every section can hold and the errors of the others.
 
         Raises:
@@ -192,7 +192,7 @@ class Trainer:
         good, bad = [], []
         for sample in samples:
             try:
-                check_sample(plan, sample)
+                check_sample(plan, dataset.specs, sample)
             except DataError as error:
                 if self.on_bad_sample == "raise":
                     raise

@@ -28,4 +28,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 # Explicit device_put stays allowed. What JAX moves by itself raises: an array of another submesh, and also an uncommitted scalar or
 # index that meets an array of several devices outside a program (read such arrays with `jax.device_get`).
+# Compiling is most of the time; XLA's expensive passes would not change what is tested.
+jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_transfer_guard_device_to_device", "disallow")

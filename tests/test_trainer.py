@@ -101,7 +101,9 @@ def test_weights_that_do_not_fit_are_listed(tmp_path: Path, wrong: str) -> None:
     save_weights(tmp_path / "t.safetensors", arrays)
     with pytest.raises(CheckpointError, match="weights do not fit section 'teacher'") as caught:
         t.start()
-    assert caught.value.have == ("embed: wanted, not in the file" if wrong == "missing" else "inner: [8, 9] in the file, [8, 8] in the module")
+    assert caught.value.have == (
+        "embed: wanted, not in the file" if wrong == "missing" else "inner: [8, 9] in the file, [8, 8] in the module"
+    )
 
 
 def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
@@ -140,7 +142,8 @@ def test_fewer_devices_are_shared_or_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("steps", -1), ("batch", 0), ("clip_norm", 0.0), ("clip_norm", float("nan")), ("on_bad_sample", "ignore"), ("in_flight", 0)]
+    ("field", "value"),
+    [("steps", -1), ("batch", 0), ("clip_norm", 0.0), ("clip_norm", float("nan")), ("on_bad_sample", "ignore"), ("in_flight", 0)],
 )
 def test_wrong_values_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"wrong {field}"):
@@ -159,7 +162,7 @@ def test_norm_scales_do_not_decay() -> None:
     params = {"layers/norm/scale": np.ones((2, 3), np.float32), "head/weight": np.ones((2, 3), np.float32)}
     zero = jax.tree.map(np.zeros_like, params)
     transformation = AdamW(learning_rate=0.1, weight_decay=0.5).build()
-    updates, _ = transformation.update(zero, transformation.init(params), params)
+    updates: Any = transformation.update(zero, transformation.init(params), params)[0]
     assert float(np.abs(updates["layers/norm/scale"]).max()) == 0
     assert float(updates["head/weight"][0, 0]) == pytest.approx(-0.05)
 

@@ -1,5 +1,7 @@
 """Samples in: sources, batches, packing into buckets, routes between micro-batches."""
 
+from __future__ import annotations
+
 from .batches import Batches
 from .corpus import Corpus
 from .packing import Packed, pack

@@ -24,10 +24,12 @@ class Packed:
         arrays: item arrays `[rows, length, ...]`, `segment_ids` int32 (0 is padding; items are numbered from 1 in each
             row), `positions` int32 (from 0 in each item), `sample_ids` uint32; all `[rows, length]`.
         starts: piece -> (first flat row, units).
+        item_numbers: int32 `[rows, length]`, number of the item in its sample; stays on the host.
     """
 
     arrays: Mapping[str, np.ndarray]
     starts: Mapping[Piece, tuple[int, int]]
+    item_numbers: np.ndarray
 
 
 def pack(
@@ -49,7 +51,7 @@ def pack(
     # New arrays each time: `device_put` may alias a host buffer, so none is ever reused.
     arrays = {name: np.zeros(shape + spec.shape, spec.dtype) for name, spec in specs.items()}
     segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    sample_ids = np.zeros(shape, np.uint32)
+    sample_ids, numbers = np.zeros(shape, np.uint32), np.zeros(shape, np.int32)
     starts: dict[Piece, tuple[int, int]] = {}
     count = [0] * shape[0]
     for piece, (number, item), (row, offset) in zip(pieces, items, places, strict=True):
@@ -60,6 +62,7 @@ def pack(
         segments[row, span] = count[row]
         positions[row, span] = np.arange(item.units)
         sample_ids[row, span] = number
+        numbers[row, span] = piece[1]
         starts[piece] = row * shape[1] + offset, item.units
     arrays |= {"segment_ids": segments, "positions": positions, "sample_ids": sample_ids}
-    return Packed(arrays=arrays, starts=starts)
+    return Packed(arrays=arrays, starts=starts, item_numbers=numbers)

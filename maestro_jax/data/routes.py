@@ -1,7 +1,7 @@
 """Routes: which rows of a producer micro-batch go to which rows of a consumer micro-batch.
 
 Items of a sample are paired in order: item n of the producer feeds item n of the consumer, unit by unit. Both sides of
-a route also give a hash of what their rows are (sample, position), made from the packed arrays themselves: a payload
+a route also give a hash of what their rows are (sample, item, position), made from the packed arrays themselves: a payload
 carries the producer's, the consumer compares it with its own, and rows that met the wrong sample are found at once.
 """
 
@@ -74,8 +74,8 @@ def pairing(label: str, step: int, packed: Packed, rows: np.ndarray) -> str:
     """
     rows = rows[rows < _size(packed)]
     digest = hashlib.blake2b(f"{label} {step} {len(rows)} ".encode(), digest_size=8)
-    for name in ("sample_ids", "positions"):
-        digest.update(np.ascontiguousarray(packed.arrays[name].reshape(-1)[rows]).tobytes())
+    for values in (packed.arrays["sample_ids"], packed.item_numbers, packed.arrays["positions"]):
+        digest.update(values.reshape(-1)[rows].tobytes())
     return digest.hexdigest()
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
+from jax.core import Tracer
 
 from ..errors import GraphError
 
@@ -60,7 +61,7 @@ def adapt(module: Any, section: str) -> Adapter:
     if isinstance(module, nnx.Module):
         return NnxAdapter(module, section)
     if callable(module):
-        return NnxAdapter(module, section)
+        return NnxAdapter(cast(Callable[[nnx.Rngs], nnx.Module], module), section)
     raise GraphError(
         f"the module of section {section!r} cannot be used.",
         wanted="an NNX module, a callable rngs -> nnx.Module, a Linen module, or a pair of functions (init, apply)",
@@ -82,8 +83,8 @@ class NnxAdapter:
     def _split(self) -> tuple[Any, nnx.State]:
         """The graph definition and the abstract parameters."""
         module = self._instance if self._instance is not None else nnx.eval_shape(lambda: self._make(jax.random.key(0)))
-        if not isinstance(module, nnx.Module):
-            raise _not_nnx(self._section, module)
+        # An array that is no variable is a leaf of an instance, and a stray tracer in a module that was built abstractly.
+        _refuse_state(self._section, ["/".join(map(str, path)) for path, value in nnx.iter_graph(module) if isinstance(value, Tracer)])
         graphdef, params, rest = nnx.split(module, nnx.Param, ...)
         _refuse_state(self._section, ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)])
         return graphdef, params
@@ -93,7 +94,10 @@ class NnxAdapter:
             raise RuntimeError("a module instance is not built again")
         # Annotated variables may be created outside a mesh; their placement is decided by the section's rules.
         with nnx.use_eager_sharding(False):
-            return self._build(nnx.Rngs(key))
+            module = self._build(nnx.Rngs(key))
+        if not isinstance(module, nnx.Module):
+            raise _not_nnx(self._section, module)
+        return module
 
     def abstract(self, batch: Batch, inputs: Batch) -> Params:
         """See `Adapter.abstract`."""
@@ -119,7 +123,7 @@ class NnxAdapter:
         graphdef, abstract = self._split
         flat = {path: variable.replace(params["/".join(map(str, path))]) for path, variable in nnx.to_flat_state(abstract)}
         module = nnx.merge(graphdef, nnx.from_flat_state(flat))
-        return module(batch, **inputs)  # type: ignore[operator]  # a section's module is callable by contract
+        return module(batch, **inputs)
 
 
 class LinenAdapter:
@@ -153,7 +157,7 @@ class LinenAdapter:
 
     def apply(self, params: Params, batch: Batch, inputs: Batch) -> dict[str, Any]:
         """See `Adapter.apply`."""
-        return self._module.apply({"params": _unflatten(params)}, batch, **inputs)  # type: ignore[return-value]
+        return cast(dict[str, Any], self._module.apply({"params": _unflatten(params)}, batch, **inputs))
 
 
 class FunctionsAdapter:
@@ -162,6 +166,11 @@ class FunctionsAdapter:
     def __init__(self, init: Callable[[jax.Array], Any], apply: Callable[..., dict[str, Any]]) -> None:
         self._init = init
         self._apply = apply
+
+    @functools.cached_property
+    def _tree(self) -> Any:
+        """The user's own structure of parameters, whatever containers it has."""
+        return jax.tree.structure(jax.eval_shape(self._init, jax.random.key(0)))
 
     def abstract(self, batch: Batch, inputs: Batch) -> Params:
         """See `Adapter.abstract`."""
@@ -177,7 +186,10 @@ class FunctionsAdapter:
 
     def apply(self, params: Params, batch: Batch, inputs: Batch) -> dict[str, Any]:
         """See `Adapter.apply`."""
-        return self._apply(_unflatten(params), batch, **inputs)
+        paths = [
+            _path(path) for path, _ in jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self._tree, range(self._tree.num_leaves)))[0]
+        ]
+        return self._apply(jax.tree.unflatten(self._tree, [params[path] for path in paths]), batch, **inputs)
 
 
 def _flat(state: nnx.State) -> dict[str, Any]:

@@ -32,7 +32,9 @@ class SectionGraph:
         names = [s.name for s in self.sections]
         for name in names:
             if names.count(name) > 1:
-                raise _graph_error(f"two sections are called {name!r}", "a name of its own for each", str(names), "rename one", "section-names")
+                raise _graph_error(
+                    f"two sections are called {name!r}", "a name of its own for each", str(names), "rename one", "section-names"
+                )
         if not names:
             raise _graph_error("the graph has no sections", "at least one", "none", "pass sections=(...)", "section-names")
         self._check_edges()
@@ -134,7 +136,9 @@ class SectionGraph:
         if lost:
             fix = "connect it to a section with a loss, give it an objective of its own, or set trainable=False"
             have = f"losses in {sorted(with_loss)}; edges {[e.label for e in self.edges]}"
-            raise _graph_error(f"no loss can be reached from trainable {lost}", "a path from each trainable section to a loss", have, fix, "no-loss")
+            raise _graph_error(
+                f"no loss can be reached from trainable {lost}", "a path from each trainable section to a loss", have, fix, "no-loss"
+            )
 
 
 def _edge_origin(graph: SectionGraph, edge: Edge) -> str:

@@ -116,7 +116,9 @@ class Section:
                 self._refuse(field, "a whole number, at least 1", str(value), f"set {field} to 1 or more")
         bad = {axis: size for axis, size in self.axes.items() if not isinstance(size, int) or size < 1 or axis == "replica"}
         if bad:
-            self._refuse("axes", "axis names other than 'replica' with sizes of at least 1", str(bad), "correct the sizes; replicas is its own field")
+            self._refuse(
+                "axes", "axis names other than 'replica' with sizes of at least 1", str(bad), "correct the sizes; replicas is its own field"
+            )
         if self.dtype not in ("float32", "bfloat16"):
             self._refuse("dtype", "float32 or bfloat16", repr(self.dtype), "choose one of the two")
         self._check_buckets()
@@ -129,11 +131,18 @@ class Section:
         if not buckets or min(buckets) < 1 or list(buckets) != sorted(set(buckets)):
             self._refuse("microbatch", "one or more ascending sizes in units", str(self.microbatch), "for example (256, 1024)")
         if row is not None and (row < 1 or any(b % row for b in buckets)):
-            self._refuse("row_length", f"a length that divides every bucket of {buckets}", str(row), "choose a common divisor, or leave it out")
+            self._refuse(
+                "row_length", f"a length that divides every bucket of {buckets}", str(row), "choose a common divisor, or leave it out"
+            )
 
     def _refuse(self, field: str, wanted: str, have: str, fix: str) -> None:
         raise ConfigError(
-            f"section {self.name!r} has a wrong {field}.", wanted=wanted, have=have, fix=fix, anchor="section-value", set_by=set_by(self, field)
+            f"section {self.name!r} has a wrong {field}.",
+            wanted=wanted,
+            have=have,
+            fix=fix,
+            anchor="section-value",
+            set_by=set_by(self, field),
         )
 
     @property

@@ -104,7 +104,8 @@ def graph_shapes(graph: SectionGraph, specs: Specs) -> GraphShapes:
 def _section_shapes(section: Section, specs: Specs, rows: Mapping[str, jax.ShapeDtypeStruct]) -> SectionShapes:
     batch = {b: batch_shapes(section, specs, b) for b in section.buckets}
     inputs = {
-        b: {n: jax.ShapeDtypeStruct(batch[b]["segment_ids"].shape + row.shape, row.dtype) for n, row in rows.items()} for b in section.buckets
+        b: {n: jax.ShapeDtypeStruct(batch[b]["segment_ids"].shape + row.shape, row.dtype) for n, row in rows.items()}
+        for b in section.buckets
     }
     adapter = adapt(section.module, section.name)
     largest = section.buckets[-1]
@@ -113,10 +114,13 @@ def _section_shapes(section: Section, specs: Specs, rows: Mapping[str, jax.Shape
         names = adapter.names(batch[largest], inputs[largest])
         compute = {p: compute_shape(s, section.dtype) for p, s in params.items()}
         outputs = jax.eval_shape(adapter.apply, compute, batch[largest], inputs[largest])
+        if not isinstance(outputs, Mapping):
+            raise TypeError(f"it returned {type(outputs).__name__}, not a dict")
     except MaestroError:
         raise
     except Exception as error:  # a user's module may fail in any way; the text must say which section it was
         raise _module_failed(section, inputs[largest], error) from error
+    _check_names(section, params, names)
     _check_objectives(section, outputs)
     return SectionShapes(adapter=adapter, batch=batch, inputs=inputs, params=params, names=names, outputs=outputs)
 
@@ -142,11 +146,11 @@ def _edge_row(graph: SectionGraph, edge: Edge, producer: SectionShapes) -> jax.S
         )
     shape = producer.outputs[edge.output]
     rows = producer.batch[section.buckets[-1]]["segment_ids"].shape
-    if len(shape.shape) != 3 or shape.shape[:2] != rows or not jnp.issubdtype(shape.dtype, jnp.floating):
+    if not hasattr(shape, "shape") or len(shape.shape) != 3 or shape.shape[:2] != rows or not jnp.issubdtype(shape.dtype, jnp.floating):
         raise EdgeError(
             f"output {edge.output!r} of section {edge.producer!r} cannot cross an edge.",
             wanted=f"a floating-point array [rows, length, d] = [{rows[0]}, {rows[1]}, d]",
-            have=f"{shape.dtype}{list(shape.shape)}",
+            have=_described(shape),
             fix="return one row per unit of the micro-batch",
             anchor="edge-shape",
             set_by=origin,
@@ -154,18 +158,36 @@ def _edge_row(graph: SectionGraph, edge: Edge, producer: SectionShapes) -> jax.S
     return jax.ShapeDtypeStruct(shape.shape[2:], shape.dtype)
 
 
+def _check_names(section: Section, params: Mapping[str, Any], names: Mapping[str, LogicalNames]) -> None:
+    for path, found in names.items():
+        if len(found) != len(params[path].shape):
+            raise GraphError(
+                f"a parameter of section {section.name!r} has logical names that do not fit its dimensions.",
+                wanted=f"one name, or None, for each dimension of {list(params[path].shape)}",
+                have=f"{path}: {found}",
+                fix="correct the names where the module makes the parameter",
+                anchor="logical-names",
+                set_by=set_by(section, "module"),
+            )
+
+
 def _check_objectives(section: Section, outputs: Mapping[str, Any]) -> None:
     for name in section.objectives:
-        have = outputs.get(name)
-        if have is None or have.shape != ():
+        have: Any = outputs.get(name)
+        # A sum in half precision has lost what it was added up from.
+        if getattr(have, "shape", None) != () or jnp.dtype(have.dtype).itemsize < 4:
             raise GraphError(
                 f"objective {name!r} of section {section.name!r} is not a scalar that its module returns.",
-                wanted=f"{name!r}: a scalar sum over the micro-batch",
-                have=f"{have.dtype}{list(have.shape)}" if have is not None else f"the keys {sorted(outputs)}{did_you_mean(name, list(outputs))}",
+                wanted=f"{name!r}: a float32 scalar, the sum over the micro-batch",
+                have=_described(have) if name in outputs else f"the keys {sorted(outputs)}{did_you_mean(name, list(outputs))}",
                 fix="return the sum (not the mean) under that name, or correct Section.objectives",
                 anchor="objective-missing",
                 set_by=set_by(section, "objectives"),
             )
+
+
+def _described(output: Any) -> str:
+    return f"{output.dtype}{list(output.shape)}" if hasattr(output, "shape") else type(output).__name__
 
 
 def _module_failed(section: Section, inputs: Mapping[str, Any], error: Exception) -> MaestroError:

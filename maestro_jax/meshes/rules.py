@@ -42,8 +42,8 @@ def spread_over_replicas(shape: tuple[int, ...], spec: PartitionSpec, replicas: 
     Master parameters and optimizer state need not be whole on every replica (ZeRO stage 1, Rajbhandari et al.,
     arXiv 1910.02054). A parameter without such a dimension stays whole.
 
-    >>> spread_over_replicas((6, 8), PartitionSpec(None, "tensor"), 3)
-    PartitionSpec('replica', 'tensor')
+    >>> tuple(spread_over_replicas((6, 8), PartitionSpec(None, "tensor"), 3))
+    ('replica', 'tensor')
     """
     axes = list(spec) + [None] * (len(shape) - len(spec))
     if replicas > 1:

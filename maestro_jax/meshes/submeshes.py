@@ -124,7 +124,7 @@ def carve(requests: Sequence[Request], devices: Sequence[Any]) -> dict[str, Subm
     ranges: dict[str, range] = {}
     for name, size in _sizes(requests).items():
         if start + size > len(devices):
-            raise _too_small(next(r for r in requests if r.submesh == name), taken, len(devices))
+            raise _too_small(max((r for r in requests if r.submesh == name), key=lambda r: r.devices), taken, len(devices))
         ranges[name] = range(start, start + size)
         taken[name] = ranges[name]
         start += size
@@ -182,13 +182,13 @@ def _mesh(devices: np.ndarray, names: tuple[str, ...]) -> Mesh:
 
 
 def _too_small(request: Request, taken: Mapping[str, range], available: int) -> MeshError:
-    used = ", ".join(f"'{name}' took {r.start}-{r.stop - 1}" for name, r in taken.items())
+    used = ", ".join(f"'{name}' took {r.start}" + (f"-{r.stop - 1}" if len(r) > 1 else "") for name, r in taken.items())
     left = available - sum(len(r) for r in taken.values())
-    after = f" left after {used}" if used else ""
+    have = f"{left or 'no'} device{'s' if left > 1 else ''}"
     return MeshError(
         f"section {request.section!r} cannot be placed.",
         wanted=request.describe(),
-        have=f"{left} of {available} devices{after}",
+        have=f"{have} left after {used} of {available}" if used else have,
         fix="lower replicas or an axis, let sections name one submesh, or give them fewer devices; --dry_run shows the plan",
         anchor="mesh-too-small",
         set_by=request.origin,

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from ..errors import MeshError
@@ -23,7 +24,7 @@ from ..errors import MeshError
 MAX_STRIPES = 256
 """Pairs of device counts with more stripes than this are refused: their pieces would be too small to be worth moving."""
 
-Arrays = tuple[jax.Array, ...]
+Arrays: TypeAlias = tuple[jax.Array, ...]
 
 
 class Wire:
@@ -100,7 +101,7 @@ def move(parcels: Sequence[Parcel]) -> list[Arrays]:
         return []
     # The one device transfer between sections. Not donated: donation between meshes crashes on CPU, and on a shared
     # submesh the result aliases the source.
-    moved = jax.device_put(pieces, targets)
+    moved: list[jax.Array] = jax.device_put(pieces, targets)
     arrived, start = [], 0
     for parcel in parcels:
         end = start + parcel.wire.stripes
@@ -130,7 +131,7 @@ def split(rows: jax.Array, arrays: int) -> Arrays:
 
 def join(arrays: Arrays) -> jax.Array:
     """Inside a consumer's program: puts the arrays of a slot together again, `[G, d]`."""
-    return jnp.concatenate(arrays, axis=0) if len(arrays) > 1 else arrays[0]
+    return jnp.concatenate(arrays, axis=0)
 
 
 def on_every_device(scalar: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -140,10 +141,27 @@ def on_every_device(scalar: jax.Array, sharding: NamedSharding) -> jax.Array:
         scalar: any small array that is whole on each of its devices.
         sharding: replicated sharding on the destination mesh.
     """
-    devices = list(sharding.mesh.devices.flat)
+    devices = devices_of(sharding)
     piece = scalar.addressable_shards[0].data
     copies = jax.device_put([piece] * len(devices), [SingleDeviceSharding(d) for d in devices])
     return jax.make_array_from_single_device_arrays(scalar.shape, sharding, copies)
+
+
+def rewrapped(wanted: jax.ShapeDtypeStruct, arrays: Iterable[jax.Array]) -> jax.Array:
+    """Wraps existing shards as one array, without a copy; all wrappers of a buffer share its fate when one is donated.
+
+    Args:
+        wanted: shape and sharding of the result.
+        arrays: arrays whose shards lie on the devices of that sharding; shards on other devices are left out.
+    """
+    by_device = {s.device: s.data for array in arrays for s in array.addressable_shards}
+    sharding = cast(NamedSharding, wanted.sharding)
+    return jax.make_array_from_single_device_arrays(wanted.shape, sharding, [by_device[d] for d in devices_of(sharding)])
+
+
+def devices_of(sharding: NamedSharding) -> list[Any]:
+    """The devices of a sharding in the order of its mesh."""
+    return list(np.asarray(sharding.mesh.devices).flat)
 
 
 def _refused(label: str, source: int, target: int, rows: int, stripes: int) -> MeshError:

@@ -71,7 +71,8 @@ class WeightFile:
     def arrays(self, prefix: str = "") -> dict[str, StoredArray]:
         """Returns path below `prefix` -> array."""
         start = prefix + "/" if prefix else ""
-        return {name[len(start) :]: StoredArray(self._file.get_slice(name)) for name in self._file.keys() if name.startswith(start)}
+        names = [name for name in self._file.keys() if name.startswith(start)]  # noqa: SIM118 - a safe_open is no mapping
+        return {name[len(start) :]: StoredArray(self._file.get_slice(name)) for name in names}
 
 
 def save_weights(path: Path, arrays: Mapping[str, np.ndarray], *, tokenizer: str | None = None, dtype: str | None = None) -> None:

@@ -1,5 +1,7 @@
 """How it runs: the plan, compiled programs, state, feeds, and the dispatcher that binds them into exact steps."""
 
+from __future__ import annotations
+
 from .compile import Compiled, Program
 from .engine import Engine, StepReport
 from .feeds import PreparedStep, Preparer, make_workload

@@ -109,7 +109,9 @@ class Arguments:
 
     def master(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Master parameters over the section's mesh."""
-        return {p: _shaped(s.shape, s.dtype, self.section.submesh.whole(self.section.master_specs[p])) for p, s in self.section.trained.items()}
+        return {
+            p: _shaped(s.shape, s.dtype, self.section.submesh.whole(self.section.master_specs[p])) for p, s in self.section.trained.items()
+        }
 
     def compute(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Compute parameters over the section's mesh, equal on all replicas."""
@@ -204,8 +206,9 @@ class Compiled:
 
         def placed(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
             owner = next((k.key for k in reversed(path) if isinstance(k, jax.tree_util.DictKey) and k.key in master), None)
-            same = owner is not None and master[owner].shape == leaf.shape
-            return _shaped(leaf.shape, leaf.dtype, master[owner].sharding if same else whole)
+            if owner is None or master[owner].shape != leaf.shape:
+                return _shaped(leaf.shape, leaf.dtype, whole)
+            return _shaped(leaf.shape, leaf.dtype, master[owner].sharding)
 
         return jax.tree_util.tree_map_with_path(placed, abstract)
 
@@ -306,4 +309,3 @@ def _memory(compiled: Any) -> Any:
         return compiled.memory_analysis()
     except NotImplementedError:
         return None
-

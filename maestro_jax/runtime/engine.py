@@ -100,9 +100,7 @@ class Engine:
         Training state is not touched; the sums are read at the end.
         """
         names = {n: tuple(s.section.objectives) for n, s in self.plan.sections.items() if s.section.objectives}
-        sums = {
-            (n, r): fresh_sums(self.compiled.arguments[n], r) for n, s in self.plan.sections.items() for r in range(s.submesh.replicas)
-        }
+        sums = {(n, r): fresh_sums(self.compiled.arguments[n], r) for n, s in self.plan.sections.items() for r in range(s.submesh.replicas)}
         counts: dict[tuple[str, str], float] = {}
         for prepared in steps:
             sums = self._dispatcher().run(prepared, sums)

@@ -15,9 +15,9 @@ import numpy as np
 
 from ..data import Packed, Sample, pack, route
 from ..data.routes import pairing
-from ..errors import DataError
 from ..graph import Section
 from ..schedules import Cost, EdgeWork, Policy, SampleWork, Schedule, SectionWork, Task, Workload, place
+from .check_sample import check_sample
 from .compile import Arguments, Compiled
 from .plan import Plan
 from .state import whole
@@ -111,17 +111,14 @@ def make_workload(plan: Plan, samples: Sequence[Sample], training: bool) -> Work
             devices=tuple(tuple(devices[d] for d in mesh.replica_devices(r)) for r in range(mesh.replicas)),
             row_length=section.section.row_length,
         )
-    edges = []
-    for edge in plan.edges.values():
-        pair = edge.edge.producer, edge.edge.consumer
-        # Several edges between two sections are one dependency, with the tightest of their limits.
-        edges.append(EdgeWork(producer=pair[0], consumer=pair[1], fan_in=edge.fan_in, fan_out=edge.fan_out))
-    merged = {(e.producer, e.consumer): e for e in edges}
+    # Several edges between two sections are one dependency; their fan limits are equal, because sections set them.
+    pairs = {(e.edge.producer, e.edge.consumer): e for e in plan.edges.values()}
+    edges = tuple(EdgeWork(producer=p, consumer=c, fan_in=e.fan_in, fan_out=e.fan_out) for (p, c), e in pairs.items())
     works = []
     for number, sample in enumerate(samples):
         items = {name: tuple(item.units for item in sample.items.get(s.section.reads, ())) for name, s in plan.sections.items()}
         works.append(SampleWork(id=number, items={name: units for name, units in items.items() if units}))
-    return Workload(sections=sections, edges=tuple(merged.values()), steps=(tuple(works),))
+    return Workload(sections=sections, edges=edges, steps=(tuple(works),))
 
 
 class Preparer:
@@ -138,7 +135,7 @@ class Preparer:
             ScheduleError: when the batch cannot be scheduled.
         """
         for sample in samples:
-            check_sample(self.plan, sample)
+            check_sample(self.plan, self.specs, sample)
         workload = make_workload(self.plan, samples, training)
         schedule = self.policy.schedule(workload)
         tasks = [t for t in schedule.tasks if t.kind in ("forward", "forward_backward")]
@@ -234,27 +231,8 @@ class Preparer:
         return jax.device_put(feed, jax.tree.map(lambda s: s.sharding, shapes))
 
 
-def check_sample(plan: Plan, sample: Sample) -> None:
-    """Refuses a sample with an item that no micro-batch of a section can hold.
-
-    Raises:
-        DataError: names the sample, the section and both lengths.
-    """
-    for section in (s.section for s in plan.sections.values()):
-        for item in sample.items.get(section.reads, ()):
-            if item.units > section.largest_item:
-                raise DataError(
-                    f"sample {sample.id!r} is longer than the largest micro-batch of section {section.name!r}.",
-                    wanted=f"items of at most {section.largest_item} units",
-                    have=f"{item.units} units",
-                    fix="raise microbatch (or row_length), shorten samples (max_length), or set train.on_bad_sample to 'skip'",
-                    anchor="sample-too-long",
-                    set_by=f"the data, sample {sample.id!r}",
-                )
-
-
 def _scale(section: Section, counts: Mapping[tuple[str, str], float]) -> np.ndarray:
-    """weight / count per objective; 0 where nothing counts, so that such an objective changes nothing."""
+    """Weight / count per objective; 0 where nothing counts, so that such an objective changes nothing."""
     found = [(o.weight, counts[section.name, key]) for key, o in section.objectives.items()]
     return np.array([weight / count if count else 0.0 for weight, count in found], np.float32)
 

@@ -110,7 +110,8 @@ class Plan:
 def requests_of(graph: SectionGraph) -> list[Request]:
     """What the sections of a graph ask for, in their order."""
     return [
-        Request(section=s.name, submesh=s.submesh or s.name, replicas=s.replicas, axes=dict(s.axes), origin=_origin(s)) for s in graph.sections
+        Request(section=s.name, submesh=s.submesh or s.name, replicas=s.replicas, axes=dict(s.axes), origin=_origin(s))
+        for s in graph.sections
     ]
 
 

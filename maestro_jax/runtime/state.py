@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..meshes import rewrapped
 from .compile import Arguments, Compiled
 from .plan import SectionPlan
 
@@ -158,23 +159,13 @@ def _cast(master: Arrays, compute: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays
 
 
 def _view(arrays: Mapping[str, jax.Array], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
-    """Wraps the shards that lie on the wanted devices, without a copy."""
-    views = {}
-    for path, shape in wanted.items():
-        by_device = {s.device: s.data for s in arrays[path].addressable_shards}
-        shards = [by_device[d] for d in shape.sharding.mesh.devices.flat]
-        views[path] = jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, shards)
-    return views
+    """The shards that lie on the wanted devices, without a copy."""
+    return {path: rewrapped(shape, [arrays[path]]) for path, shape in wanted.items()}
 
 
 def _stacked(wanted: Mapping[str, jax.ShapeDtypeStruct], parts: list[Arrays]) -> Arrays:
-    """Wraps the shards of all replicas as one array, without a copy."""
-    stacks = {}
-    for path, shape in wanted.items():
-        by_device = {s.device: s.data for part in parts for s in part[path].addressable_shards}
-        shards = [by_device[d] for d in shape.sharding.mesh.devices.flat]
-        stacks[path] = jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, shards)
-    return stacks
+    """The accumulators of all replicas as one array each, without a copy."""
+    return {path: rewrapped(shape, [part[path] for part in parts]) for path, shape in wanted.items()}
 
 
 def _zeros(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:

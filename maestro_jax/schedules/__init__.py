@@ -1,5 +1,7 @@
 """When it runs: tasks, costs, policies and the loop that says what may start. Loads no JAX."""
 
+from __future__ import annotations
+
 from .cutting import Microbatch, cut
 from .loop import DEVICES, Clock, Executor, Progress, run
 from .placement import place

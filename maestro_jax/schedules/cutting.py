@@ -2,8 +2,8 @@
 
 Samples are taken one by one. Each section has one open micro-batch that is filled up to its largest bucket and then
 closed. Fan limits are kept by closing early: a new producer micro-batch has fed no consumer yet and a new consumer
-micro-batch has been fed by no producer, so opening both always helps, and the cut never gets stuck unless a single
-sample needs more than the limits allow.
+micro-batch has been fed by no producer. With new ones everywhere a sample is cut as if it were alone, so the cut never
+gets stuck unless a single sample needs more than the limits allow.
 """
 
 from __future__ import annotations
@@ -131,9 +131,11 @@ def _cut_step(workload: Workload, samples: Iterable[SampleWork]) -> dict[str, _O
             crowded = fans.sections_over_limit(used)
             if not crowded:
                 break
-            if crowded <= forced:
+            if forced >= sample.items.keys():
                 raise _too_wide(sample, crowded)
-            forced |= crowded
+            # Where a crowded section has a new micro-batch already, the other end of the edge may need one: its open
+            # micro-batch takes the first items of the sample and leaves the rest to another.
+            forced |= set(sample.items) if crowded <= forced else crowded
         fans.add(used)
         state.update(trial)
     for section in state.values():

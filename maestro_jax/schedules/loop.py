@@ -166,6 +166,9 @@ class Progress:
                     number = step * section.replicas + replica
                     self.nodes["update", name, number] = _Node("update", None, name, step, replica, section.update)
                     self.backlog[name, replica].append(("update", name, number))
+                    if step:
+                        # A step without a backward must not be updated before the one before it.
+                        self._block("update", name, number, ("update", name, number - section.replicas), 0)
         for m in microbatches:
             if self.workload.runs_backward[m.section]:
                 for name, section in self.workload.sections.items():
@@ -213,6 +216,13 @@ class Progress:
         if task.kind == "update":
             return "update", task.section, task.step * self.workload.sections[task.section].replicas + task.replica
         return task.kind, task.section, self._by_items[task.section, task.step, task.items]
+
+    def find(self, task: Task) -> Key | None:
+        """The key of a task that is still to be done, or None when the workload has no such task."""
+        if task.kind != "update" and (task.section, task.step, task.items) not in self._by_items:
+            return None
+        key = self.key_of(task)
+        return key if key in self.nodes else None
 
     # -- changes
 

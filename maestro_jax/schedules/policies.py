@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Protocol
 
+from ..errors import ScheduleError
 from .cutting import cut
 from .loop import Chooser, Clock, Key, Progress, run
 from .tasks import Schedule, Task
@@ -50,11 +51,19 @@ class Sequential:
 
 
 def replay(schedule: Schedule) -> Chooser:
-    """Returns a chooser that starts the tasks of a schedule in its order, each only when it may start."""
+    """Returns a chooser that starts the tasks of a schedule in its order, each only when it may start.
+
+    The chooser raises a ScheduleError when a task of the schedule is not one of the workload's.
+    """
     tasks: Iterator[Task] = iter(schedule.tasks)
     waiting: list[Task] = []
+    checked = False
 
     def choose(progress: Progress, now: int) -> Task | None:
+        nonlocal checked
+        if not checked:
+            _check_tasks(progress, schedule)
+            checked = True
         if not waiting:
             waiting.extend(task for task in [next(tasks, None)] if task is not None)
         if not waiting:
@@ -64,6 +73,37 @@ def replay(schedule: Schedule) -> Chooser:
         return waiting.pop() if may_start else None
 
     return choose
+
+
+def _check_tasks(progress: Progress, schedule: Schedule) -> None:
+    """Every task is one of the workload's, once, in the bucket of its micro-batch, and a backward is where its forward is."""
+    replica_of: dict[Key, int] = {}
+    for task in schedule.tasks:
+        section = progress.workload.sections.get(task.section)
+        if section is None or not 0 <= task.replica < section.replicas:
+            raise _no_such_task(task, "no such replica")
+        key = progress.find(task)
+        if key is None:
+            raise _no_such_task(task, "no such micro-batch or step")
+        if key in replica_of:
+            raise _no_such_task(task, "it stands in the schedule twice")
+        replica_of[key] = task.replica
+        microbatch = progress.nodes[key].microbatch
+        if microbatch is not None and microbatch.bucket != task.bucket:
+            raise _no_such_task(task, f"its micro-batch has a bucket of {microbatch.bucket}")
+        if task.kind == "backward" and replica_of.get(("forward", *key[1:])) not in (None, task.replica):
+            raise _no_such_task(task, "its forward is on another replica")
+
+
+def _no_such_task(task: Task, reason: str) -> ScheduleError:
+    return ScheduleError(
+        f"a {task.kind} of section {task.section!r} is not a task of the workload.",
+        wanted="each task of the workload once",
+        have=f"step {task.step}, replica {task.replica}, bucket {task.bucket}, items {task.items[:4]}: {reason}",
+        fix="schedule the workload that is run",
+        anchor="schedule-task",
+        set_by="the schedule",
+    )
 
 
 def _in_order(progress: Progress, now: int) -> Task | None:

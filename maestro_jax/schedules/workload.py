@@ -97,7 +97,8 @@ class Workload:
         name: for people.
 
     Raises:
-        ScheduleError: for a cycle, an unknown section, a sample twice, or an item larger than the largest bucket.
+        ScheduleError: for a section that cannot run, two edges between the same sections, a cycle, an unknown section, a
+            sample twice, or an item larger than the largest bucket.
     """
 
     sections: Mapping[str, SectionWork]
@@ -106,6 +107,12 @@ class Workload:
     name: str = "workload"
 
     def __post_init__(self) -> None:
+        for name, section in self.sections.items():
+            _check_section(name, section)
+        pairs = [(edge.producer, edge.consumer) for edge in self.edges]
+        for pair in pairs:
+            if pairs.count(pair) > 1:
+                raise _malformed(f"two edges lead from {pair[0]!r} to {pair[1]!r}", "one edge between two sections", str(pairs))
         for edge in self.edges:
             for end in (edge.producer, edge.consumer):
                 if end not in self.sections:
@@ -163,7 +170,9 @@ class Workload:
                 tuple(SampleWork(id=s["id"], items={n: tuple(u) for n, u in s["items"].items()}) for s in step) for step in raw["steps"]
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise _malformed("a workload file is malformed", "the keys sections, edges and steps", f"{type(error).__name__}: {error}") from error
+            raise _malformed(
+                "a workload file is malformed", "the keys sections, edges and steps", f"{type(error).__name__}: {error}"
+            ) from error
         return cls(sections=sections, edges=edges, steps=steps, name=raw.get("name", "workload"))
 
     def to_json(self) -> dict[str, Any]:
@@ -175,6 +184,19 @@ class Workload:
             edges.append({"from": e.producer, "to": e.consumer, "delay": e.delay, **fans})
         steps = [[{"id": s.id, "items": {n: list(u) for n, u in s.items.items()}} for s in step] for step in self.steps]
         return {"name": self.name, "sections": sections, "edges": edges, "steps": steps}
+
+
+def _check_section(name: str, section: SectionWork) -> None:
+    buckets, devices, row = section.buckets, section.devices, section.row_length
+    wrong = {
+        "replicas of at least 1": section.replicas < 1,
+        "ascending buckets of at least 1 unit": not buckets or buckets[0] < 1 or list(buckets) != sorted(set(buckets)),
+        "devices for each replica": devices is not None and (len(devices) != section.replicas or not all(devices)),
+        "a row_length that divides every bucket": row is not None and (row < 1 or any(b % row for b in buckets)),
+    }
+    for wanted, is_wrong in wrong.items():
+        if is_wrong:
+            raise _malformed(f"section {name!r} cannot run", wanted, str(section))
 
 
 def _section_from_json(raw: Mapping[str, Any]) -> SectionWork:
@@ -193,4 +215,6 @@ def _section_from_json(raw: Mapping[str, Any]) -> SectionWork:
 
 
 def _malformed(what: str, wanted: str, have: str) -> ScheduleError:
-    return ScheduleError(what + ".", wanted=wanted, have=have, fix="correct the workload", anchor="workload-malformed", set_by="the workload")
+    return ScheduleError(
+        what + ".", wanted=wanted, have=have, fix="correct the workload", anchor="workload-malformed", set_by="the workload"
+    )

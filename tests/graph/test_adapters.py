@@ -42,7 +42,7 @@ class NnxModule(nnx.Module):
 class LinenInner(linen.Module):
     @linen.compact
     def __call__(self, x_RLD: jax.Array) -> jax.Array:
-        kernel = self.param("kernel", linen.with_partitioning(linen.initializers.normal(1.0), ("embed", "mlp")), (WIDTH, WIDTH))
+        kernel: Any = self.param("kernel", linen.with_partitioning(linen.initializers.normal(1.0), ("embed", "mlp")), (WIDTH, WIDTH))
         bias = self.param("bias", linen.initializers.constant(0.25), (WIDTH,))
         return jnp.tanh(x_RLD @ kernel + bias[None, None])
 
@@ -50,7 +50,7 @@ class LinenInner(linen.Module):
 class LinenModule(linen.Module):
     @linen.compact
     def __call__(self, batch: Batch, hidden: jax.Array) -> dict[str, jax.Array]:
-        embed = self.param("embed", linen.with_partitioning(linen.initializers.normal(1.0), ("vocab", "embed")), (VOCAB, WIDTH))
+        embed: Any = self.param("embed", linen.with_partitioning(linen.initializers.normal(1.0), ("vocab", "embed")), (VOCAB, WIDTH))
         return {"hidden": LinenInner(name="inner")(embed[batch["tokens"]] + hidden)}
 
 
@@ -221,3 +221,16 @@ def test_a_callable_that_makes_no_nnx_module_is_refused(made: Any, have: str) ->
     with pytest.raises(GraphError, match="the module of section 'a' cannot be built") as caught:
         adapt(lambda rngs: made, "a").abstract(*data())
     assert (caught.value.have, caught.value.anchor) == (f"a callable that returned {have}", "module-kind")
+
+
+class Table(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.weight = nnx.Param(jnp.ones((WIDTH,)))
+        self.table = jnp.arange(float(WIDTH))
+
+
+@pytest.mark.parametrize("module", [Table, Table(nnx.Rngs(0))], ids=["callable", "instance"])
+def test_an_array_of_a_module_that_is_no_parameter_is_refused(module: Any) -> None:
+    with pytest.raises(GraphError, match="the module of section 'a' keeps state between calls") as caught:
+        adapt(module, "a").abstract(*data())
+    assert caught.value.have == "table"

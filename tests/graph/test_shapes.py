@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import linen
+from flax import linen, nnx
 from support import TEXT_SPECS, chain, middle_functions, student_functions, teacher_functions
 
 from maestro_jax.data import ArraySpec
@@ -28,7 +28,7 @@ def returning(outputs: Callable[[jax.Array], Any]) -> Any:
     return lambda key: {"scale": jnp.ones(())}, lambda params, batch, **inputs: outputs(batch["tokens"])
 
 
-def hidden(shape: Callable[[tuple[int, int]], tuple[int, ...]], dtype: str = "float32") -> Any:
+def hidden(shape: Callable[[tuple[int, ...]], tuple[int, ...]], dtype: str = "float32") -> Any:
     return returning(lambda tokens: {"hidden": jnp.zeros(shape(tokens.shape), dtype)})
 
 
@@ -177,6 +177,20 @@ def test_unknown_stream_suggests_a_known_one() -> None:
         "  fix      correct Section.reads, or use data with that stream\n"
         "  help     docs/errors.md#unknown-stream"
     )
+
+
+@pytest.mark.parametrize("names", [("vocab",), ("vocab", "embed", "mlp")], ids=str)
+def test_logical_names_that_do_not_fit_the_dimensions_are_refused(names: tuple[str, ...]) -> None:
+    class Misnamed(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.embed = nnx.Param(jnp.ones((16, 8)), out_sharding=names)
+
+        def __call__(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            return {"hidden": self.embed[...][batch["tokens"]]}
+
+    error = refused(GraphError, chain(teacher={"module": Misnamed}))
+    assert "'teacher'" in error.what
+    assert "embed" in error.have
 
 
 class LinenTeacher(linen.Module):

@@ -141,9 +141,12 @@ def test_nothing_compiles_in_steps_and_evaluations() -> None:
     setup = build(chain(teacher={"trainable": True, "replicas": 2}, student={"replicas": 2}), evaluation=True, optimizer=optax.adam(1e-2))
     prepared = [setup.preparer.prepare(text_samples(14, seed=n), n) for n in range(3)]
     compiled: list[str] = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: compiled.append(name) if name == "/jax/core/compile/backend_compile_duration" else None
-    )
+
+    def heard(event: str, duration_secs: float, **kwargs: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
     try:
         for p in prepared:
             setup.engine.step(p).read(setup.objectives())

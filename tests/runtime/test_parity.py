@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 from engines import Setup, build, worst_leaf
-from flax import nnx
-from support import chain, text_samples
+from flax import linen, nnx
+from support import chain, teacher_functions, text_samples
 
 from maestro_jax.distill import Distilled
 from maestro_jax.graph import Objective, Section, SectionGraph
@@ -162,3 +162,37 @@ def test_a_mutable_nnx_module_of_a_user() -> None:
     section = Section(name="model", module=Regression, objectives={"cross_entropy": Objective()}, microbatch=64, replicas=2)
     assert_exact(build(SectionGraph(sections=(section,))))
 
+
+def test_three_kinds_of_module_train_together() -> None:
+    """A plain pair of functions feeds a Linen module, which feeds an NNX module."""
+
+    class Middle(linen.Module):
+        @linen.compact
+        def __call__(self, batch: Any, hidden: Any) -> dict[str, Any]:
+            return {"hidden": jnp.tanh(linen.Dense(12)(hidden))}
+
+    class Last(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.out = nnx.Linear(12, 16, rngs=rngs)
+
+        def __call__(self, batch: Any, hidden: Any) -> dict[str, Any]:
+            losses = optax.softmax_cross_entropy_with_integer_labels(self.out(hidden), batch["targets"])
+            return {"cross_entropy": jnp.sum(losses * batch["loss_mask"])}
+
+    sections = (
+        Section(name="first", module=teacher_functions(8), microbatch=64),
+        Section(name="second", module=Middle(), inputs={"hidden": "first.hidden"}, microbatch=48, replicas=2),
+        Section(name="third", module=Last, inputs={"hidden": "second.hidden"}, microbatch=96, objectives={"cross_entropy": Objective()}),
+    )
+    assert_exact(build(SectionGraph(sections=sections)))
+
+
+def test_bfloat16_compute_keeps_float32_masters_and_sums() -> None:
+    half = {"dtype": "bfloat16"}
+    setup = build(chain(teacher={**half, "trainable": True}, middle=half, student=half))
+    state = setup.engine.states["student"]
+    assert {str(v.dtype) for v in state.compute.values()} == {"bfloat16"}
+    assert {str(v.dtype) for v in state.master.values()} == {"float32"}
+    gradients = setup.gradients(SAMPLES)
+    assert {str(g.dtype) for leaves in gradients.values() for g in leaves.values()} == {"float32"}
+    assert worst_leaf(gradients, setup.reference(SAMPLES)[1]) < 0.05

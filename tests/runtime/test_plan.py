@@ -19,11 +19,11 @@ from maestro_jax.runtime import Plan, make_plan, requests_of
 TO_MIDDLE, TO_STUDENT = "teacher.hidden->middle.hidden", "middle.hidden->student.hidden"
 
 
-def planned(graph: SectionGraph | None = None, devices: int = 8, share: bool = False, **sections: dict[str, Any]) -> Plan:
+def planned(graph: SectionGraph | None = None, devices: int = 8, share: bool = False, **sections: Any) -> Plan:
     return make_plan(graph or chain(**sections), TEXT_SPECS, jax.devices()[:devices], share=share)
 
 
-def refused(kind: type[MaestroError], **sections: dict[str, Any]) -> MaestroError:
+def refused(kind: type[MaestroError], **sections: Any) -> MaestroError:
     with pytest.raises(kind) as caught:
         planned(**sections)
     return caught.value

@@ -52,7 +52,7 @@ def test_bucket_is_the_smallest_that_holds_the_items(workload: Workload) -> None
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
-@given(workload=support.workloads(), rows=st.integers(1, 3))
+@given(workload=support.workloads(), rows=st.integers(2, 3))
 def test_items_of_a_microbatch_fit_its_rows(workload: Workload, rows: int) -> None:
     sections = {
         n: dataclasses.replace(s, buckets=(s.buckets[-1], s.buckets[-1] * rows), row_length=s.buckets[-1])

@@ -69,6 +69,25 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert losses[0] != [r.metrics["loss"] for r in trainer(seed=6).start().steps()]
 
 
+def test_nothing_compiles_after_the_start_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    started: list[str] = []
+
+    def heard(event: str, duration_secs: float, **kwargs: Any) -> None:
+        if started and event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    monkeypatch.setattr(Terminal, "start", lambda self, text: started.append(text))
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    try:
+        graph = chain(teacher={"microbatch": (32, 64)}, student={"replicas": 2, "microbatch": (32, 96)})
+        trainer(graph=graph, steps=6, evaluate_every=2, optimizer=AdamW()).fit()
+        assert started
+        assert compiled == []
+    finally:
+        jax.monitoring.clear_event_listeners()
+
+
 def test_no_steps_only_evaluate() -> None:
     run = trainer(steps=0, data=dataset(train=[])).fit()
     assert run.step == 0

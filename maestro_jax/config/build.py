@@ -40,6 +40,7 @@ def load(gin_file: str | None, overrides: Sequence[str] = (), *, root: str) -> C
     Raises:
         ConfigError: a mistake in the file or in an override.
 
+    >>> from maestro_jax.config import configurable
     >>> @configurable("documented_run")
     ... @dataclasses.dataclass(frozen=True, kw_only=True)
     ... class Run:

@@ -201,7 +201,9 @@ def test_state_between_calls_is_refused(module: Any, state: list[str]) -> None:
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    ("module", "have"), [(None, "NoneType"), ("decoder", "str"), ((functions_init,), "tuple"), ((functions_init, 3), "tuple")], ids=str
+    ("module", "have"),
+    [(None, "NoneType"), ("decoder", "str"), ((functions_init,), "tuple"), ((functions_init, 3), "tuple")],
+    ids=["none", "text", "one", "number"],
 )
 def test_what_is_no_module_is_refused(module: Any, have: str) -> None:
     with pytest.raises(GraphError) as caught:

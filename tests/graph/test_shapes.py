@@ -130,7 +130,7 @@ def test_missing_objective_suggests_a_known_one() -> None:
     error = refused(GraphError, chain(student={"objectives": {"cross_entropie": Objective()}}))
     assert str(error) == (
         "objective 'cross_entropie' of section 'student' is not a scalar that its module returns.\n"
-        "  wanted   'cross_entropie': a scalar sum over the micro-batch\n"
+        "  wanted   'cross_entropie': a float32 scalar, the sum over the micro-batch\n"
         "  have     the keys ['cross_entropy', 'square'] (did you mean 'cross_entropy'?)\n"
         "  set by   the calling program: Section('student').objectives\n"
         "  fix      return the sum (not the mean) under that name, or correct Section.objectives\n"

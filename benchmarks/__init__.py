@@ -1,0 +1,1 @@
+"""Measurements; each is run as `python -m benchmarks.NAME` from the root of the repository."""

@@ -67,7 +67,7 @@ class Terminal:
         self._console = Console(file=stream, width=width, force_terminal=self._live, force_jupyter=False, highlight=False)
         self._bar: Bar | None = None
         self._title = ""
-        self._compile_seconds = 0.0
+        self._compile_seconds, self._loaded = 0.0, 0
 
     def __enter__(self) -> Terminal:
         return self
@@ -93,13 +93,17 @@ class Terminal:
             done: number of programs compiled so far, with this one.
             total: number of programs in all.
         """
-        self._compile_seconds = program.seconds + (self._compile_seconds if done > 1 else 0.0)
+        if done == 1:
+            self._compile_seconds, self._loaded = 0.0, 0
+        self._compile_seconds += program.seconds
+        self._loaded += program.loaded
         # The update has neither size nor replica.
         place = f" {program.bucket} replica {program.replica}" if program.bucket else ""
         latest = f"{program.section} {program.kind}{place}"
         if done == total:
             self.close()
-            self._print(f"compiled {counted(total, 'program')} in {self._compile_seconds:.1f} s")
+            loaded = f" and loaded {self._loaded} for other replicas" if self._loaded else ""
+            self._print(f"compiled {counted(total - self._loaded, 'program')}{loaded} in {self._compile_seconds:.1f} s")
         elif self._live or self._notebook:
             self._show("compiling", done, total, [latest])
         elif done * COMPILE_LINES // total > (done - 1) * COMPILE_LINES // total:

@@ -48,8 +48,8 @@ class Screen(io.StringIO):
         return True
 
 
-def program(bucket: int = 1024) -> Program:
-    return Program(section="student", kind="backward", bucket=bucket, replica=1, seconds=2.0, memory=None)
+def program(bucket: int = 1024, loaded: bool = False) -> Program:
+    return Program(section="student", kind="backward", bucket=bucket, replica=1, seconds=2.0, loaded=loaded, memory=None)
 
 
 def step_line(stream: io.StringIO, **changes: Any) -> str:
@@ -119,6 +119,14 @@ def test_compilation_makes_few_lines_in_a_log() -> None:
     assert len(lines) <= COMPILE_LINES + 1
     assert lines[0] == "compiling   25/200  student backward 1024 replica 1"
     assert lines[-1] == "compiled 200 programs in 400.0 s"
+
+
+def test_programs_that_were_loaded_for_other_replicas_are_told_apart() -> None:
+    stream = io.StringIO()
+    terminal = Terminal(stream)
+    for done in range(1, 4):
+        terminal.compiling(program(loaded=done > 1), done, 3)
+    assert stream.getvalue().splitlines()[-1] == "compiled 1 program and loaded 2 for other replicas in 6.0 s"
 
 
 def test_compile_time_starts_anew_with_the_next_compilation() -> None:

@@ -17,8 +17,9 @@ from ..data import Packed, Sample, pack, route
 from ..data.routes import pairing
 from ..graph import Section
 from ..schedules import Cost, EdgeWork, Policy, SampleWork, Schedule, SectionWork, Task, Workload, place
+from .arguments import Arguments
 from .check_sample import check_sample
-from .compile import Arguments, Compiled
+from .compile import Compiled
 from .plan import Plan
 from .state import whole
 

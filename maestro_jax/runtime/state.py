@@ -17,7 +17,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..meshes import rewrapped
-from .compile import Arguments, Compiled
+from .arguments import Arguments
+from .compile import Compiled
 from .plan import SectionPlan
 
 Arrays = dict[str, jax.Array]

@@ -1,0 +1,112 @@
+"""Shapes, dtypes and shardings of everything that a section's programs take, made in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from .plan import Plan, SectionPlan
+
+REPLICATED = PartitionSpec()
+
+
+class Arguments:
+    """Shapes, dtypes and shardings of what the programs of one section take."""
+
+    def __init__(self, plan: Plan, section: SectionPlan) -> None:
+        self.plan = plan
+        self.section = section
+        self.into = plan.into(section.section.name)
+        self.out = plan.out_of(section.section.name)
+
+    def params(self, replica: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Compute parameters that are updated."""
+        return self._in_replica(self.section.compute, replica)
+
+    def frozen(self, replica: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Parameters that are not updated."""
+        return self._in_replica(self.section.frozen, replica)
+
+    def _in_replica(self, shapes: Mapping[str, jax.ShapeDtypeStruct], replica: int) -> dict[str, jax.ShapeDtypeStruct]:
+        place = self.section.submesh.in_replica
+        return {p: shaped(s.shape, s.dtype, place(replica, self.section.specs[p])) for p, s in shapes.items()}
+
+    def gradients(self, replica: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Accumulators `[1, ...]` of one replica."""
+        place = self.section.submesh.in_replica
+        return {
+            p: shaped((1, *s.shape), jnp.float32, place(replica, PartitionSpec(None, *self.section.specs[p])))
+            for p, s in self.section.trained.items()
+        }
+
+    def sums(self, replica: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Objective sums `[1, M]` of one replica; empty without objectives."""
+        count = len(self.section.section.objectives)
+        sharding = self.section.submesh.in_replica(replica, REPLICATED)
+        return {"sums": shaped((1, count), jnp.float32, sharding)} if count else {}
+
+    def feed(self, bucket: int, replica: int, training: bool) -> dict[str, Any]:
+        """Data, routes and scales of one micro-batch."""
+        place = self.section.submesh.in_replica
+        whole = place(replica, REPLICATED)
+        rows = place(replica, PartitionSpec("fsdp"))
+        batch = {name: shaped(s.shape, s.dtype, rows) for name, s in self.section.shapes.batch[bucket].items()}
+        if training and self.section.section.trainable:
+            batch["key"] = shaped((2,), jnp.uint32, whole)
+        return {
+            "batch": batch,
+            "place": {e.edge.label: shaped((e.fan_in, e.slot_rows), jnp.int32, whole) for e in self.into},
+            "gather": {e.edge.label: shaped((e.fan_out, e.slot_rows), jnp.int32, whole) for e in self.out},
+            "scale": shaped((len(self.section.section.objectives),), jnp.float32, whole),
+        }
+
+    def slots_in(self, replica: int) -> dict[str, tuple[tuple[jax.ShapeDtypeStruct, ...], ...]]:
+        """Payloads that arrive: per edge S_in slots."""
+        mesh = self.section.submesh.replica_meshes[replica]
+        return {e.edge.label: (e.wires[0, replica].shapes(mesh),) * e.fan_in for e in self.into}
+
+    def slots_out(self, replica: int) -> dict[str, tuple[tuple[jax.ShapeDtypeStruct, ...], ...]]:
+        """Payloads that leave, and the gradients that come back for them: per edge S_out slots."""
+        mesh = self.section.submesh.replica_meshes[replica]
+        return {e.edge.label: (e.wires[replica, 0].shapes(mesh),) * e.fan_out for e in self.out}
+
+    def master(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Master parameters over the section's mesh."""
+        return {
+            p: shaped(s.shape, s.dtype, self.section.submesh.whole(self.section.master_specs[p])) for p, s in self.section.trained.items()
+        }
+
+    def compute(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Compute parameters over the section's mesh, equal on all replicas."""
+        return {p: shaped(s.shape, s.dtype, self.section.submesh.whole(self.section.specs[p])) for p, s in self.section.compute.items()}
+
+    def gradient_stack(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Accumulators of all replicas `[replica, ...]`."""
+        mesh = self.section.submesh
+        return {
+            p: shaped((mesh.replicas, *s.shape), jnp.float32, mesh.whole(PartitionSpec("replica", *self.section.specs[p])))
+            for p, s in self.section.trained.items()
+        }
+
+    def sums_stack(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Objective sums of all replicas `[replica, M]`."""
+        mesh, count = self.section.submesh, len(self.section.section.objectives)
+        return {"sums": shaped((mesh.replicas, count), jnp.float32, mesh.whole(PartitionSpec("replica")))} if count else {}
+
+    def scalar(self, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+        """A number that is whole on every device of the section."""
+        return shaped((), dtype, self.section.submesh.whole(REPLICATED))
+
+
+def shaped(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    """A shape with dtype and sharding: the contract of one argument."""
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
+
+
+def shardings(tree: Any) -> Any:
+    """The shardings of a tree of shapes."""
+    return jax.tree.map(lambda s: s.sharding, tree)

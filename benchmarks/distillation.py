@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     [[teacher], _] = evaluations("teacher_tiny.gin", TEACHER)
-    rows = [("teacher", "-", f"{teacher['teacher/cross_entropy']:.3f}", f"{teacher['teacher/correct']:.3f}")]
+    rows = [("teacher", "-", f"{teacher['teacher/cross_entropy']:.3f}", f"{teacher['teacher/accuracy']:.3f}")]
     seconds = []
     for name, flags in (("student, distilled", ()), ("student, trained alone", ALONE)):
         runs = [evaluations("kd_tiny.gin", (*flags, f"--gin.train.seed={seed}")) for seed in range(args.seeds)]
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _row(values: Sequence[dict[str, float]]) -> tuple[str, str, str]:
-    names = ("student/kl", "student/cross_entropy", "student/correct")
+    names = ("student/kl", "student/cross_entropy", "student/accuracy")
     kl, cross_entropy, correct = (spread([v[name] for v in values]) for name in names)
     return kl, cross_entropy, correct
 

@@ -8,13 +8,14 @@ norm over all sections).
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
-from .config import configurable
+from .config import config_name, configurable
 from .errors import ConfigError, set_by
 
 Schedule = Callable[[Any], Any]
@@ -100,17 +101,21 @@ def build_optimizer(optimizer: Any, origin: str) -> optax.GradientTransformation
     """Returns an optax transformation from one of these classes, or from optax itself.
 
     Raises:
-        ConfigError: when `optimizer` is neither.
+        ConfigError: when `optimizer` is neither, or a class or function that makes one and was not called.
     """
     if isinstance(optimizer, optax.GradientTransformation):
         return optimizer
-    if hasattr(optimizer, "build"):
+    have, fix = type(optimizer).__name__, "pass one of these"
+    if isinstance(optimizer, type) or inspect.isroutine(optimizer):
+        name, kind = config_name(optimizer), "class" if isinstance(optimizer, type) else "function"
+        have, fix = f"the {kind} {name} itself", f"write @{name}() in the config: the parentheses call it"
+    elif hasattr(optimizer, "build"):
         return optimizer.build()
     raise ConfigError(
         "an optimizer cannot be used.",
         wanted="AdamW, Sgd, or an optax.GradientTransformation",
-        have=f"{type(optimizer).__name__}",
-        fix="pass one of these",
+        have=have,
+        fix=fix,
         anchor="optimizer-kind",
         set_by=origin,
     )

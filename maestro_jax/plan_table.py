@@ -17,7 +17,15 @@ from rich.text import Text
 from .runtime.plan import EdgePlan, Plan, SectionPlan
 
 WIDTH = 100
-"""Columns of tables where there is no screen that says how many it has."""
+"""Columns of tables where nothing says how many there are."""
+
+LEGEND = (
+    "micro-batch: units in one program call; the smallest size that fits is taken",
+    "bytes per device: parameters, their float32 masters and gradient accumulators,",
+    "    without optimizer state and activations",
+)
+EDGE_LEGEND = "MB per step: rows sent forward in a mean step; returning gradients add as much"
+"""What the words over the columns mean, in lines that fit a narrow screen."""
 
 
 def human_count(number: float) -> str:
@@ -38,23 +46,26 @@ def human_bytes(number: float) -> str:
     return _scaled(number, (" B", " kB", " MB", " GB", " TB"))
 
 
-def plan_table(plan: Plan, mean_units: Mapping[str, float] | None = None) -> list[Table | str]:
+def plan_table(plan: Plan, mean_units: Mapping[str, float] | None = None, *, slots: bool = False) -> list[Table | str]:
     """Makes the parts of a plan's description.
 
     Args:
         plan: which devices, axes and micro-batches each section gets.
         mean_units: section -> mean units of a step, over all replicas; sections that are missing have no MB per step.
+        slots: whether to tell how many slots of how many rows a micro-batch has at both ends of an edge.
 
     Returns:
-        A headline, a table with a row for each section, one with a row for each edge if there are any, and a line for each note.
+        A headline, two tables with a row for each section (its place, its parameters), one with a row for each edge if there are any, the
+        lines of the legend, and a line for each note.
     """
     devices = {device.id: device.platform for section in plan.sections.values() for device in section.submesh.mesh.devices.flat}
     kinds = ", ".join(sorted(set(devices.values())))
     counts = [counted(len(plan.sections), "section"), counted(len(plan.edges), "edge"), f"{counted(len(devices), 'device')} ({kinds})"]
     notes = [*_sharing(plan), *plan.notes]
-    parts: list[Table | str] = ["plan: " + ", ".join(counts), "", _section_table(plan)]
+    parts: list[Table | str] = ["plan: " + ", ".join(counts), "", _place_table(plan), "", _parameter_table(plan), ""]
     if plan.edges:
-        parts += ["", _edge_table(plan, mean_units or {})]
+        parts += [_edge_table(plan, mean_units or {}, slots), ""]
+    parts += [*LEGEND, *([EDGE_LEGEND] if plan.edges else [])]
     if notes:
         parts.append("")
     return parts + [f"note: {note}" for note in notes]
@@ -66,22 +77,22 @@ def plan_text(plan: Plan, mean_units: Mapping[str, float] | None = None, width: 
     Args:
         plan: which devices, axes and micro-batches each section gets.
         mean_units: section -> mean units of a step, over all replicas; sections that are missing have no MB per step.
-        width: columns of the tables; they get wider where their words do not fit. Notes are one line each.
+        width: columns of the tables; they get wider where their words do not fit. Legend and notes are one line each.
 
     Returns:
-        Lines without colours and trailing spaces, which depend on the arguments alone.
+        Lines with the slots of edges, without colours and trailing spaces, which depend on the arguments alone.
     """
     file = io.StringIO()
-    print_plan(Console(file=file, width=width, force_terminal=False, force_jupyter=False, color_system=None), plan, mean_units)
-    return "".join(line.rstrip() + "\n" for line in file.getvalue().splitlines())
+    console = Console(file=file, width=width, force_terminal=False, force_jupyter=False, color_system=None)
+    print_plan(console, plan, mean_units, slots=True)
+    return file.getvalue()
 
 
-def print_plan(console: Console, plan: Plan, mean_units: Mapping[str, float] | None = None) -> None:
+def print_plan(console: Console, plan: Plan, mean_units: Mapping[str, float] | None = None, *, slots: bool = False) -> None:
     """Writes the parts of a plan (see `plan_table`) to a console, as wide as the console where that is possible."""
-    for part in plan_table(plan, mean_units):
+    for part in plan_table(plan, mean_units, slots=slots):
         if isinstance(part, Table):
-            _fit(part, console.width)
-            console.print(part, crop=False)
+            _print_table(console, part)
         else:
             print_text(console, part)
 
@@ -111,9 +122,8 @@ def short(value: float) -> str:
     return f"{value:.0f}" if 100 <= abs(value) < 1e5 else f"{value:#.3g}"
 
 
-def _section_table(plan: Plan) -> Table:
-    words = ("section", "mode", "devices", "replicas\nx axes", "micro-batch")
-    table = _table(words, ("parameters\ntrained /\nfrozen", "bytes per\ndevice"))
+def _place_table(plan: Plan) -> Table:
+    table = _table(("section", "mode", "devices", "replicas x axes", "micro-batch"), ("row length",))
     users = _users(plan)
     for name, section in plan.sections.items():
         devices = list(section.submesh.mesh.devices.flat)
@@ -124,23 +134,31 @@ def _section_table(plan: Plan) -> Table:
             plan.graph.mode(name),
             f"{_ranges([device.id for device in devices])} {kinds}{shared}",
             _arrangement(section),
-            _ladder(section),
-            f"{_parameters(section.trained)} / {_parameters(section.frozen)}",
-            human_bytes(section.bytes_per_device()),
+            ", ".join(map(str, section.section.buckets)),
+            str(section.section.row_length or "-"),
         )
         # As Text, because rich looks for markup in strings.
         table.add_row(*map(Text, cells))
     return table
 
 
-def _edge_table(plan: Plan, mean_units: Mapping[str, float]) -> Table:
-    table = _table(("edge", "row", "slots"), ("MB per\nstep", "and\nback"))
+def _parameter_table(plan: Plan) -> Table:
+    table = _table(("section", "dtype"), ("trained parameters", "frozen parameters", "bytes per device"))
+    for name, section in plan.sections.items():
+        counts = (_parameters(section.trained), _parameters(section.frozen))
+        table.add_row(*map(Text, (name, section.section.dtype, *counts, human_bytes(section.bytes_per_device()))))
+    return table
+
+
+def _edge_table(plan: Plan, mean_units: Mapping[str, float], slots: bool) -> Table:
+    table = _table(("edge", "row", *(["slots"] if slots else [])), ("MB per step", "gradient"))
     for label, edge in plan.edges.items():
         units = mean_units.get(edge.edge.producer)
-        megabytes = "-" if units is None else short(units * _row_bytes(edge) / 1e6)
-        row = f"{edge.row.dtype}[{','.join(str(size) for size in edge.row.shape)}]"
-        slots = f"{edge.fan_out} out, {edge.fan_in} in x {edge.slot_rows} rows"
-        table.add_row(*map(Text, (label, row, slots, megabytes, megabytes if edge.backward else "-")))
+        cells = [label, f"{edge.row.dtype}[{','.join(str(size) for size in edge.row.shape)}]"]
+        if slots:
+            cells.append(f"{edge.fan_out} out, {edge.fan_in} in x {edge.slot_rows} rows")
+        cells.append("-" if units is None else short(units * _row_bytes(edge) / 1e6))
+        table.add_row(*map(Text, (*cells, "yes" if edge.backward else "no")))
     return table
 
 
@@ -149,26 +167,41 @@ def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
     for name in words:
         table.add_column(name)
     for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     return table
 
 
-def _fit(table: Table, width: int) -> None:
-    """Narrows columns of words, the widest first, until a table fits; rich alone would also cut words and numbers."""
+def _print_table(console: Console, table: Table) -> None:
+    """Writes a table without the spaces that rich puts at the end of lines."""
+    width = _fit(table, console.width)
+    for segments in console.render_lines(table, console.options.update_width(width)):
+        line = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+
+
+def _fit(table: Table, width: int) -> int:
+    """Narrows columns, the widest first, until a table fits: headers and words break between words, numbers keep their unit.
+
+    Rich alone would also cut words and numbers.
+
+    Returns:
+        The width of the table; where even single words do not fit, it is wider than the screen.
+    """
     widths, least = [], []
     for column in table.columns:
-        lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
-        pieces = lines if column.no_wrap else [word for line in lines for word in line.split()]
-        widths.append(max(map(cell_len, lines)))
-        least.append(max(map(cell_len, pieces)))
+        header, cells = str(column.header), [str(cell) for cell in column.cells]
+        pieces = cells if column.justify == "right" else [word for cell in cells for word in cell.split()]
+        widths.append(max(map(cell_len, [header, *cells])))
+        least.append(max(map(cell_len, [*header.split(), *pieces])))
     between = 2 * (len(widths) - 1)
     while sum(widths) + between > width and widths != least:
         widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=lambda i: widths[i])
         widths[widest] -= 1
     for column, column_width in zip(table.columns, widths, strict=True):
         column.width = column_width
-    # Where even single words do not fit, the table is wider than the screen.
     table.width = sum(widths) + between
+    return table.width
 
 
 def _users(plan: Plan) -> dict[int, tuple[str, ...]]:
@@ -211,11 +244,6 @@ def _ranges(numbers: Iterable[int]) -> str:
 def _arrangement(section: SectionPlan) -> str:
     sizes = {axis: section.submesh.mesh.shape[axis] for axis in section.submesh.axes}
     return " x ".join([str(section.submesh.replicas), *(f"{axis}={size}" for axis, size in sizes.items() if size > 1)])
-
-
-def _ladder(section: SectionPlan) -> str:
-    row = section.section.row_length
-    return ", ".join(str(bucket) for bucket in section.section.buckets) + (f" (rows of {row})" if row else "")
 
 
 def _parameters(shapes: Mapping[str, Any]) -> str:

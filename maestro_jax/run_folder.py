@@ -49,14 +49,21 @@ class RunFolder:
         self._set_by = set_by
         with self._writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            if self.path_of(METRICS).exists():
+            try:
+                self._claim()
+            except FileExistsError:
                 if not restart:
-                    raise self._in_use()
+                    raise self._in_use() from None
                 self._refuse_working_folder()
                 self._set_aside([entry for entry in self.path.iterdir() if not entry.name.startswith("previous-")])
+                self._claim()
             else:
-                # A run that ended before its first step, or a user's own config of that name: not lost either.
+                # A run that ended before it claimed the folder, or a user's own config of that name: not lost either.
                 self._set_aside([entry for entry in map(self.path_of, (CONFIG, PLAN, ENVIRONMENT, EVALUATIONS)) if entry.exists()])
+
+    def _claim(self) -> None:
+        """Makes the file that marks a run, or raises FileExistsError: of two runs that begin at once, one gets the folder."""
+        self.path_of(METRICS).touch(exist_ok=False)
 
     def path_of(self, name: str) -> Path:
         """Returns where a file of this run is or will be."""

@@ -11,6 +11,7 @@ import importlib
 import math
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TextIO
@@ -19,12 +20,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from .plan_table import WIDTH, counted, human_count, plan_table, plan_text, print_plan, print_text, short
+from .plan_table import WIDTH, counted, human_count, plan_table, plan_text, print_plan, print_text
 from .runtime.compile import Program
 from .runtime.plan import Plan
 
 COMPILE_LINES = 8
 """Most lines about compilation where there is no screen, beside the line that ends it."""
+
+NOTEBOOK_SECONDS = 0.5
+"""Least time between two moves of a notebook's bar; each is a message to the browser."""
 
 NOT_FINITE, NOTHING_COUNTED = "skipped (not finite)", "skipped (nothing counted)"
 """Mark the line of a step whose update was not applied."""
@@ -35,6 +39,10 @@ class Bar(Protocol):
 
     def show(self, done: int, total: int, latest: Sequence[str]) -> None:
         """Moves the bar, and writes the latest values beside it."""
+        ...
+
+    def move(self, done: int, total: int) -> None:
+        """Moves the bar; the values beside it stay."""
         ...
 
     def close(self) -> None:
@@ -49,7 +57,7 @@ class Terminal:
 
     >>> with Terminal(sys.stdout) as terminal:
     ...     terminal.step({"step": 40, "steps": 300, "loss": 2.31, "objectives": {"student/kl": 0.8}, "gradient_norm": 1.2})
-    step  40/300  loss 2.3100  student/kl 0.8000  norm 1.20
+    step  40/300  loss 2.3100  student: kl 0.8000  norm 1.2000
 
     Args:
         stream: where to write; None: standard output, or the notebook.
@@ -63,7 +71,7 @@ class Terminal:
         self._notebook = in_notebook and interactive
         self._live = interactive and not in_notebook
         # Not left to rich, which takes a file for a terminal when FORCE_COLOR is set, as some job runners do.
-        width = None if self._live else WIDTH
+        width = None if self._live else _columns()
         self._console = Console(file=stream, width=width, force_terminal=self._live, force_jupyter=False, highlight=False)
         self._bar: Bar | None = None
         self._title = ""
@@ -98,16 +106,16 @@ class Terminal:
         self._compile_seconds += program.seconds
         self._loaded += program.loaded
         # The update has neither size nor replica.
-        place = f" {program.bucket} replica {program.replica}" if program.bucket else ""
-        latest = f"{program.section} {program.kind}{place}"
+        place = [str(program.bucket), f"replica {program.replica}"] if program.bucket else []
+        latest = [program.section, program.kind, *place]
         if done == total:
             self.close()
             loaded = f" and loaded {self._loaded} for other replicas" if self._loaded else ""
             self._print(f"compiled {counted(total - self._loaded, 'program')}{loaded} in {self._compile_seconds:.1f} s")
         elif self._live or self._notebook:
-            self._show("compiling", done, total, [latest])
+            self._bar_of("compiling").show(done, total, latest)
         elif done * COMPILE_LINES // total > (done - 1) * COMPILE_LINES // total:
-            self._print(f"compiling  {done:>{len(str(total))}}/{total}  {latest}")
+            self._print(f"compiled {done} of {total}: {' '.join(latest)}")
 
     def note(self, text: str) -> None:
         """Writes a sentence that the user should read."""
@@ -117,22 +125,31 @@ class Terminal:
         """Writes the line after which steps begin."""
         self._print(text, style="bold")
 
+    def tick(self, step: int, steps: int) -> None:
+        """Moves the bar to a step and leaves the values beside it; writes nothing in a log. Cheap enough for every step."""
+        if self._live or self._notebook:
+            self._bar_of("training").move(step, steps)
+
     def step(self, record: Mapping[str, Any]) -> None:
-        """Writes the line of a step, and moves the bar.
+        """Writes the line of a step, and moves the bar, which alone shows the time that is left.
 
         Args:
             record: as in `metrics.jsonl`: "step" and "steps"; where known "loss", "objectives" ("section/objective" -> value; NaN where
                 nothing counted), "gradient_norm", "applied" (false: the update was skipped), "skipped_steps", "tokens_per_second" and
                 "eta_seconds".
         """
-        parts = _step_parts(record)
+        parts, seconds = _step_parts(record), record.get("eta_seconds")
+        left = [f"ETA {_clock(seconds)}"] if seconds is not None else []
         if self._live or self._notebook:
-            self._show("training", record["step"], record["steps"], parts[1:])
-        self._print_values(parts)
+            # First, because values at the end are left out where there is no room for them.
+            self._bar_of("training").show(record["step"], record["steps"], [*left, *parts[1:]])
+            self._print_values(parts)
+        else:
+            self._print_values([*parts, *left])
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Writes the line of a held-out evaluation after `step` steps; `values` as a step's "objectives"."""
-        self._print_values([f"held-out at step {step}", *(f"{name} {_value(value)}" for name, value in values.items())])
+        self._print_values([f"held-out at step {step}", *_grouped(values)])
 
     def finish(self, lines: Iterable[str]) -> None:
         """Closes the bar, and writes the last lines."""
@@ -150,12 +167,13 @@ class Terminal:
         text.highlight_words([NOT_FINITE, NOTHING_COUNTED], "bold yellow")
         self._console.print(text, soft_wrap=True)
 
-    def _show(self, title: str, done: int, total: int, latest: Sequence[str]) -> None:
+    def _bar_of(self, title: str) -> Bar:
+        """The bar of this title; another one is closed."""
         if self._bar is None or title != self._title:
             self.close()
             self._bar = _NotebookBar(title) if self._notebook else _TerminalBar(self._console, title)
             self._title = title
-        self._bar.show(done, total, latest)
+        return self._bar
 
 
 class _TerminalBar:
@@ -173,18 +191,22 @@ class _TerminalBar:
         # Twice a second is enough for a clock, and leaves the processor to the dispatcher. Gone when closed: the lines tell it all.
         self._progress = Progress(*columns, console=console, transient=True, refresh_per_second=2)
         self._task: TaskID | None = None
+        self._latest = ""
 
     def show(self, done: int, total: int, latest: Sequence[str]) -> None:
         # What stands before the latest values: title, bar, numbers and clock, with a space after each.
         room = self._console.width - len(self._title) - 20 - len(f"{total}/{total}") - len("0:00:00") - 5
         # As many values as there is room for; rich would shorten every column, the title too.
-        text = _joined(latest, room)[0]
-        text = text if len(text) <= room else ""
+        text = _joined(latest, room)[0] if latest else ""
+        self._latest = text if len(text) <= room else ""
+        self.move(done, total)
+
+    def move(self, done: int, total: int) -> None:
         if self._task is None:
-            self._task = self._progress.add_task(self._title, completed=done, total=total, latest=text)
+            self._task = self._progress.add_task(self._title, completed=done, total=total, latest=self._latest)
             self._progress.start()
         else:
-            self._progress.update(self._task, completed=done, total=total, latest=text)
+            self._progress.update(self._task, completed=done, total=total, latest=self._latest)
 
     def close(self) -> None:
         self._progress.stop()
@@ -196,9 +218,23 @@ class _NotebookBar:
     def __init__(self, title: str) -> None:
         self._title = title
         self._handle: Any = None
+        self._latest: Sequence[str] = ()
+        self._drawn = -math.inf
 
     def show(self, done: int, total: int, latest: Sequence[str]) -> None:
-        text = "  ".join([f"{done}/{total}", *latest])
+        self._latest = latest
+        self._draw(done, total)
+
+    def move(self, done: int, total: int) -> None:
+        if time.monotonic() - self._drawn >= NOTEBOOK_SECONDS:
+            self._draw(done, total)
+
+    def close(self) -> None:
+        pass
+
+    def _draw(self, done: int, total: int) -> None:
+        self._drawn = time.monotonic()
+        text = "  ".join([f"{done}/{total}", *self._latest])
         page = f'{html.escape(self._title)} <progress value="{done}" max="{total}"></progress> {html.escape(text)}'
         content = {"text/plain": f"{self._title}  {text}", "text/html": page}
         if self._handle is None:
@@ -208,32 +244,48 @@ class _NotebookBar:
         else:
             self._handle.update(content, raw=True)
 
-    def close(self) -> None:
-        pass
-
 
 def _is_screen(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def _columns() -> int:
+    """Columns where there is no screen; a user may set them, as for other programs."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else WIDTH
+
+
 def _step_parts(record: Mapping[str, Any]) -> list[str]:
-    """The values of a step's line, each with its name."""
+    """The values of a step's line, each with its name, without the time that is left."""
     applied, norm = record.get("applied", True), record.get("gradient_norm")
     failed = not applied and (norm is None or not math.isfinite(norm))
     parts = [f"step {record['step']:>{len(str(record['steps']))}}/{record['steps']}"]
     if "loss" in record:
         parts.append(f"loss {_value(record['loss'], failed)}")
-    parts += [f"{name} {_value(value, failed)}" for name, value in record.get("objectives", {}).items()]
+    parts += _grouped(record.get("objectives", {}), failed)
     if norm is not None:
-        parts.append(f"norm {short(norm)}")
+        parts.append(f"norm {_value(norm, failed=True)}")
     if not applied:
         skipped = record.get("skipped_steps", 1)
         parts.append((NOT_FINITE if failed else NOTHING_COUNTED) + (f", {skipped} so far" if skipped > 1 else ""))
     if record.get("tokens_per_second") is not None:
         parts.append(f"{human_count(record['tokens_per_second'])} tokens/s")
-    if record.get("eta_seconds") is not None:
-        parts.append(f"ETA {_clock(record['eta_seconds'])}")
     return parts
+
+
+def _grouped(values: Mapping[str, float | None], failed: bool = False) -> list[str]:
+    """The values of objectives, section by section; the first of a section has the section's name before it.
+
+    >>> _grouped({"student/kl": 0.8, "critic/error": 2.0, "student/accuracy": 0.25})
+    ['student: kl 0.8000', 'accuracy 0.2500', 'critic: error 2.0000']
+    """
+    groups: dict[str, list[str]] = {}
+    for name, value in values.items():
+        section, _, objective = name.rpartition("/")
+        groups.setdefault(section, []).append(f"{objective} {_value(value, failed)}")
+    for section, parts in groups.items():
+        parts[0] = f"{section}: {parts[0]}" if section else parts[0]
+    return [part for parts in groups.values() for part in parts]
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:
@@ -252,10 +304,10 @@ def _joined(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _value(value: float | None, failed: bool = False) -> str:
-    """An objective's value with four digits after the point. NaN is '-', for nothing counted, unless the step went wrong."""
+    """A value with four digits after the point, unless they would be zeros. NaN is '-', for nothing counted, unless the step went wrong."""
     if value is None or (math.isnan(value) and not failed):
         return "-"
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
+    return f"{value:.4f}" if value == 0 or 5e-5 <= abs(value) < 1e5 else f"{value:.3e}"
 
 
 def _clock(seconds: float) -> str:

@@ -5,29 +5,34 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from . import configurables
 from .command_line import help_text, split_arguments
 from .config import load
 from .errors import MaestroError
-from .run_folder import RunFolder, default_folder
+from .run_folder import default_folder
 from .terminal import Terminal
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for a mistake of the user's."""
+    """Runs the command; returns its exit code: 0, 2 for a mistake of the user's, or 130 after Ctrl-C."""
     parser = _parser()
     try:
         rest, overrides = split_arguments(sys.argv[1:] if argv is None else argv)
         args = parser.parse_args(rest)
-        if args.help:
-            print(help_text(parser, args.gin_file, overrides))
+        if args.help is not None:
+            print(help_text(parser, args.gin_file, overrides, args.help))
             return 0
         return _train(args, overrides)
     except MaestroError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -37,9 +42,8 @@ def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         if args.dry_run:
             trainer.show_plan(terminal)
             return 0
-        path = Path(args.workdir) if args.workdir else default_folder(args.gin_file or "train")
-        folder = RunFolder(path, restart=args.restart, set_by="--workdir")
-        trainer.fit(folder=folder, terminal=terminal, config_text=config.resolved())
+        folder = args.workdir or default_folder(args.gin_file or "train")
+        trainer.fit(folder, terminal=terminal, restart=args.restart, config_text=config.resolved())
     return 0
 
 
@@ -51,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workdir", help="run folder; default runs/CONFIG-TIME")
     parser.add_argument("--restart", action="store_true", help="begin anew in a run folder that holds a run; its files move to previous-N")
     parser.add_argument("--dry_run", action="store_true", help="print the plan and stop")
-    parser.add_argument("--help", "-h", action="store_true", help="print this, the sections of --gin_file and everything configurable")
+    about_help = "print this, the sections of --gin_file and everything configurable; with NAME, that configurable alone"
+    parser.add_argument("--help", "-h", nargs="?", const="", metavar="NAME", help=about_help)
     return parser
 
 

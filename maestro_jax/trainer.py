@@ -1,31 +1,27 @@
 """The trainer: one object behind config files, notebooks and the command line.
 
-trainer = Trainer(graph=graph, data=Corpus(), steps=200, batch=16)
-run = trainer.start()          # places, compiles, initialises
-for result in run.steps():     # or run.fit(), which also reports, evaluates and saves
-print(result.step, result.metrics["loss"])
+`Trainer(graph=graph, data=Corpus(), steps=200).fit("runs/first")` trains, reports, evaluates and saves. `start()` places,
+compiles and initialises only, and returns a `Run`, whose `steps()` can be iterated.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import os
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 
-from .config import config_folder, configurable, find_file
+from .config import check_fields, configurable
 from .data import Batches, Dataset, Sample
 from .data.sources import check_vocabulary
-from .errors import CheckpointError, ConfigError, DataError, set_by
+from .errors import ConfigError, DataError, set_by
 from .graph import Section, SectionGraph
+from .initial_weights import given_weights
 from .meshes import devices_wanted
-from .models.weights import WeightFile
 from .optimizers import AdamW, build_optimizer
 from .run import Run
 from .run_folder import RunFolder
@@ -34,6 +30,25 @@ from .runtime.check_sample import check_sample
 from .runtime.compile import Progress
 from .schedules import InOrder, Policy
 from .terminal import Terminal, plan_text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Everything that a run needs and that may be wrong, checked before anything is compiled.
+
+    Args:
+        dataset: the data.
+        plan: where the graph runs.
+        batches: samples of each step; None for 0 steps.
+        weights: section -> path -> array in a file.
+        optimizers: section -> optax transformation.
+    """
+
+    dataset: Dataset
+    plan: Plan
+    batches: Batches | None
+    weights: Mapping[str, Mapping[str, Any]]
+    optimizers: Mapping[str, Any]
 
 
 @configurable("train")
@@ -76,6 +91,14 @@ class Trainer:
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if not isinstance(self.data, Dataset):
+            self._needs("data", "load", "a Dataset, or a data source with a method load()")
+        self._needs("policy", "schedule", "a policy such as InOrder(), with a method schedule()")
+        if self.steps and not any(s.trainable for s in self.graph.sections):
+            self._refuse("steps", "0, which evaluates: no section of the graph is trainable", str(self.steps))
+        if self.seed >= 2**63:
+            self._refuse("seed", "a number below 2**63", str(self.seed))
         least = {"steps": 0, "batch": 1, "seed": 0, "evaluate_every": 0, "evaluate_batches": 0, "log_every": 1, "in_flight": 1}
         for field, low in least.items():
             value = getattr(self, field)
@@ -83,10 +106,13 @@ class Trainer:
                 self._refuse(field, f"a whole number, at least {low}", str(value))
         if self.clip_norm is not None and not self.clip_norm > 0:
             self._refuse("clip_norm", "a positive number, or None", str(self.clip_norm))
-        for field in ("on_bad_sample", "save_dtype"):
-            choices = typing.get_args(typing.get_type_hints(Trainer)[field])
-            if getattr(self, field) not in choices:
-                self._refuse(field, " or ".join(map(repr, choices)), repr(getattr(self, field)))
+
+    def _needs(self, field: str, method: str, wanted: str) -> None:
+        value = getattr(self, field)
+        if isinstance(value, type):
+            self._refuse(field, wanted, f"the class {value.__name__} itself: in a config file write @{value.__name__}(), with parentheses")
+        if not callable(getattr(value, method, None)):
+            self._refuse(field, wanted, repr(value))
 
     def _refuse(self, field: str, wanted: str, have: str) -> None:
         raise ConfigError(
@@ -118,56 +144,77 @@ class Trainer:
             MeshError: when the devices do not suffice and `share_devices` is off.
         """
         make_cpu_devices(devices_wanted(requests_of(self.graph)))
-        return make_plan(self.graph, dataset.specs, jax.devices(), share=self.share_devices)
+        devices = jax.devices()
+        plan = make_plan(self.graph, dataset.specs, devices, share=self.share_devices)
+        idle = len(devices) - len({d for s in plan.sections.values() for d in s.submesh.mesh.devices.flat})
+        note = f"{idle} of {len(devices)} devices stay idle: no section asks for them"
+        return dataclasses.replace(plan, notes=(*plan.notes, note)) if idle else plan
 
-    def start(self, *, dataset: Dataset | None = None, plan: Plan | None = None, progress: Progress | None = None) -> Run:
+    def setup(self) -> Setup:
+        """Loads the data, places the graph, opens weight files and makes optimizers; compiles and allocates nothing.
+
+        Raises:
+            MaestroError: whatever is wrong with data, graph, weights, optimizers or devices.
+        """
+        dataset = self.dataset()
+        plan = self.plan(dataset)
+        return Setup(
+            dataset=dataset,
+            plan=plan,
+            batches=Batches(dataset, self.batch, self.seed, set_by=set_by(self, "batch")) if self.steps else None,
+            weights={s.name: given_weights(s, plan, dataset) for s in self.graph.sections},
+            optimizers={s.name: self._optimizer(s) for s in self.graph.sections if s.trainable},
+        )
+
+    def start(self, setup: Setup | None = None, progress: Progress | None = None) -> Run:
         """Compiles every program and makes the initial state.
 
         Args:
-            dataset: already loaded data; None loads it.
-            plan: an already made plan; None makes it.
+            setup: what `setup` returned; None calls it.
             progress: called after each compiled program.
 
         Raises:
-            MaestroError: whatever is wrong with graph, data, weights or devices.
+            MaestroError: as `setup`.
         """
-        dataset = dataset if dataset is not None else self.dataset()
-        plan = plan if plan is not None else self.plan(dataset)
-        batches = Batches(dataset, self.batch, self.seed, set_by=set_by(self, "batch")) if self.steps else None
-        given = {s.name: given_weights(s, plan, dataset) for s in self.graph.sections}
-        evaluation = bool(dataset.heldout) and self.evaluate_batches != 0
-        optimizers = {s.name: self._optimizer(s) for s in self.graph.sections if s.trainable}
-        compiled = Compiled(plan, optimizers, self.clip_norm, evaluation, progress)
-        engine = Engine(compiled, self.seed, given, self.in_flight)
-        preparer = Preparer(compiled, self.policy, dataset.specs, self.seed)
-        return Run(trainer=self, dataset=dataset, batches=batches, engine=engine, preparer=preparer, evaluation=evaluation)
+        setup = setup if setup is not None else self.setup()
+        evaluation = bool(setup.dataset.heldout) and self.evaluate_batches != 0
+        compiled = Compiled(setup.plan, setup.optimizers, self.clip_norm, evaluation, progress)
+        engine = Engine(compiled, self.seed, setup.weights, self.in_flight)
+        preparer = Preparer(compiled, self.policy, setup.dataset.specs, self.seed)
+        return Run(trainer=self, dataset=setup.dataset, batches=setup.batches, engine=engine, preparer=preparer, evaluation=evaluation)
 
-    def show_plan(self, terminal: Terminal) -> tuple[Dataset, Plan]:
-        """Loads the data, places the graph and prints the plan; returns both."""
-        dataset = self.dataset()
-        plan = self.plan(dataset)
-        terminal.plan(plan, self.mean_units(dataset))
-        for reason, count in dataset.skipped.items():
+    def show_plan(self, terminal: Terminal) -> Setup:
+        """Does all of `setup` and prints the plan."""
+        setup = self.setup()
+        terminal.plan(setup.plan, self.mean_units(setup.dataset))
+        for reason, count in setup.dataset.skipped.items():
             terminal.note(f"data: {count} skipped ({reason})")
-        return dataset, plan
+        return setup
 
-    def fit(self, *, folder: RunFolder | None = None, terminal: Terminal | None = None, config_text: str = "") -> Run:
+    def fit(
+        self, folder: Path | str | None = None, *, terminal: Terminal | None = None, restart: bool = False, config_text: str = ""
+    ) -> Run:
         """Trains to the end: plan, compilation, evaluation, steps, final weights.
 
         Args:
-            folder: where plan, metrics and weights go; None writes nothing.
-            terminal: the screen; None is silent.
+            folder: where plan, metrics and weights go; made when everything has been checked. None writes nothing.
+            terminal: the screen; None is standard output.
+            restart: begin anew in a folder that holds a run.
             config_text: the resolved configuration, for the run folder.
+
+        Raises:
+            MaestroError: as `setup`, or a folder that is in use or cannot be written.
         """
         with contextlib.ExitStack() as stack:
-            screen = terminal if terminal is not None else stack.enter_context(Terminal(io.StringIO(), interactive=False))
-            dataset, plan = self.show_plan(screen)
-            if folder is not None:
-                folder.write_config(config_text)
-                folder.write_plan(plan_text(plan, self.mean_units(dataset)))
-                folder.write_env(dict(dataset.notes))
-            run = self.start(dataset=dataset, plan=plan, progress=screen.compiling)
-            run.fit(folder=folder, terminal=screen)
+            screen = terminal if terminal is not None else stack.enter_context(Terminal())
+            setup = self.show_plan(screen)
+            files = RunFolder(folder, restart=restart, set_by="--workdir") if folder is not None else None
+            if files is not None:
+                files.write_config(config_text)
+                files.write_plan(plan_text(setup.plan, self.mean_units(setup.dataset)))
+                files.write_env(dict(setup.dataset.notes))
+            run = self.start(setup, screen.compiling)
+            run.fit(files, screen)
         return run
 
     def mean_units(self, dataset: Dataset, samples: int = 256) -> dict[str, float]:
@@ -214,62 +261,3 @@ def make_cpu_devices(count: int) -> None:
     except RuntimeError:
         # The backends have been initialised: whoever did that decided how many devices there are.
         return
-
-
-def given_weights(section: Section, plan: Plan, dataset: Dataset) -> dict[str, Any]:
-    """Opens the weight files of a section.
-
-    Returns:
-        Path -> array in a file.
-
-    Raises:
-        CheckpointError: a missing file or tensor, another shape, or weights made with another tokenizer.
-    """
-    if section.weights is None:
-        return {}
-    sources: Mapping[str, str] = {"": section.weights} if isinstance(section.weights, str) else section.weights
-    origin = set_by(section, "weights")
-    shapes = plan.sections[section.name].shapes.params
-    given: dict[str, Any] = {}
-    for prefix, source in sources.items():
-        name, _, inside = source.partition(":")
-        file = WeightFile(find_file(name, near=config_folder(section, "weights"), set_by=origin), origin)
-        _check_tokenizer(section, file, dataset, origin)
-        stored = file.arrays(inside)
-        start = prefix + "/" if prefix else ""
-        wanted = {path: shape.shape for path, shape in shapes.items() if path.startswith(start)}
-        problems = [f"{path}: wanted, not in the file" for path in wanted if path[len(start) :] not in stored]
-        problems += [
-            f"{path}: {list(stored[path[len(start) :]].shape)} in the file, {list(shape)} in the module"
-            for path, shape in wanted.items()
-            if path[len(start) :] in stored and stored[path[len(start) :]].shape != shape
-        ]
-        if problems or not wanted:
-            raise _weights_do_not_fit(section, file.path, prefix, problems or [f"no parameter of the module lies below {prefix!r}"], origin)
-        given |= {path: stored[path[len(start) :]] for path in wanted}
-    return given
-
-
-def _check_tokenizer(section: Section, file: WeightFile, dataset: Dataset, origin: str) -> None:
-    have, want = file.tokenizer_fingerprint, dataset.tokenizer_fingerprint
-    if section.check_tokenizer and have is not None and want is not None and have != want:
-        raise CheckpointError(
-            f"the weights of section {section.name!r} were trained with another tokenizer.",
-            wanted=f"tokenizer {want[:16]}..., which the data uses",
-            have=f"tokenizer {have[:16]}... in {file.path}",
-            fix="use the model's own tokenizer for the data, or set check_tokenizer=False if token ids agree where it matters",
-            anchor="other-tokenizer",
-            set_by=origin,
-        )
-
-
-def _weights_do_not_fit(section: Section, path: Path, prefix: str, problems: list[str], origin: str) -> CheckpointError:
-    more = f"\nand {len(problems) - 8} more" if len(problems) > 8 else ""
-    return CheckpointError(
-        f"weights do not fit section {section.name!r}{f' below {prefix!r}' if prefix else ''}.",
-        wanted="every parameter there with the module's shape",
-        have="\n".join(problems[:8]) + more,
-        fix=f"make the module's sizes those of {path.name}, or name the right prefix ('file:prefix in the file')",
-        anchor="weights-do-not-fit",
-        set_by=origin,
-    )

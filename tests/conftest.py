@@ -4,7 +4,7 @@ The environment is set before JAX is imported, so that processes which tests sta
 process alone, because the command line makes its own devices.
 
 A CPU program that came from the compile cache cannot be serialised again (it fails when it runs). A test about serialised programs
-therefore turns the cache off: `jax.config.update("jax_enable_compilation_cache", False)`.
+therefore turns the cache off: see `tests/runtime/test_load.py`.
 """
 
 from __future__ import annotations

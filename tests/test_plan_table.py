@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 from maestro_jax.data.samples import ArraySpec
 from maestro_jax.graph import Objective, Section, SectionGraph
-from maestro_jax.plan_table import plan_text
+from maestro_jax.plan_table import EDGE_LEGEND, LEGEND, plan_text, print_plan
 from maestro_jax.runtime import Plan, make_plan
 
 SPECS = {
@@ -55,19 +57,27 @@ def make(devices: int = 8, submesh: str | None = None, share: bool = False, teac
 GOLDEN = """
 plan: 3 sections, 2 edges, 5 devices (cpu)
 
-                                                                       parameters
-                                replicas                                trained /  bytes per
-section  mode          devices  x axes        micro-batch                  frozen     device
-────────────────────────────────────────────────────────────────────────────────────────────
-teacher  forward only  0-1 cpu  1 x tensor=2  2048 (rows of 256)        - / 1.92M    7.68 MB
-encoder  train         2 cpu    1             64                           8k / -      96 kB
-student  train         3-4 cpu  2             256, 1024 (rows of 256)    64k / 50     640 kB
+section  mode          devices  replicas x axes  micro-batch  row length
+────────────────────────────────────────────────────────────────────────
+teacher  forward only  0-1 cpu  1 x tensor=2     2048                256
+encoder  train         2 cpu    1                64                    -
+student  train         3-4 cpu  2                256, 1024           256
 
-                                                                                MB per      and
-edge                                    row           slots                       step     back
-───────────────────────────────────────────────────────────────────────────────────────────────
-teacher.hidden->student.teacher_hidden  float32[192]  3 out, 2 in x 1024 rows     12.6        -
-encoder.hidden->student.picture         float32[16]   2 out, 17 in x 64 rows   0.00640  0.00640
+section  dtype    trained parameters  frozen parameters  bytes per device
+─────────────────────────────────────────────────────────────────────────
+teacher  float32                   -              1.92M           7.68 MB
+encoder  float32                  8k                  -             96 kB
+student  float32                 64k                 50            640 kB
+
+edge                                    row           slots                    MB per step  gradient
+────────────────────────────────────────────────────────────────────────────────────────────────────
+teacher.hidden->student.teacher_hidden  float32[192]  3 out, 2 in x 1024 rows         12.6        no
+encoder.hidden->student.picture         float32[16]   2 out, 17 in x 64 rows       0.00640       yes
+
+micro-batch: units in one program call; the smallest size that fits is taken
+bytes per device: parameters, their float32 masters and gradient accumulators,
+    without optimizer state and activations
+MB per step: rows sent forward in a mean step; returning gradients add as much
 """
 
 
@@ -78,6 +88,37 @@ def row(text: str, first: str) -> str:
 
 def test_plan_text_is_golden() -> None:
     assert plan_text(make(), {"teacher": 16_384.0, "encoder": 100.0}) == GOLDEN.lstrip("\n")
+
+
+def shown(plan: Plan, width: int) -> str:
+    """What a screen without colours shows."""
+    file = io.StringIO()
+    print_plan(Console(file=file, width=width, force_terminal=True, color_system=None), plan, {"teacher": 16_384.0})
+    return file.getvalue()
+
+
+def test_screen_does_not_show_slots() -> None:
+    text = shown(make(), 80)
+    assert "slots" not in text
+    assert row(text, "teacher.hidden").split() == ["teacher.hidden->student.teacher_hidden", "float32[192]", "12.6", "no"]
+
+
+def test_edge_says_whether_gradients_return() -> None:
+    text = plan_text(make())
+    assert [row(text, f"{name}.hidden").split()[-1] for name in ("teacher", "encoder")] == ["no", "yes"]
+
+
+def test_section_says_its_dtype() -> None:
+    section = Section(name="only", module=table(10, 4), trainable=False, dtype="bfloat16", microbatch=8)
+    plan = make_plan(SectionGraph(sections=(section,)), SPECS, jax.devices()[:1])
+    assert "\nonly     bfloat16  " in plan_text(plan)
+
+
+def test_legend_leaves_out_edges_where_there_are_none() -> None:
+    section = Section(name="only", module=table(10, 4), trainable=False, microbatch=8)
+    text = plan_text(make_plan(SectionGraph(sections=(section,)), SPECS, jax.devices()[:1]))
+    assert LEGEND[0] in text
+    assert EDGE_LEGEND not in text
 
 
 def test_sections_that_share_devices_say_so() -> None:
@@ -97,7 +138,7 @@ def test_axes_are_those_that_the_section_got() -> None:
 
 
 def test_traffic_of_a_section_without_mean_units_is_unknown() -> None:
-    assert row(plan_text(make(), {"encoder": 100.0}), "teacher.hidden").split()[-2:] == ["-", "-"]
+    assert row(plan_text(make(), {"encoder": 100.0}), "teacher.hidden").split()[-2] == "-"
 
 
 @pytest.mark.parametrize("width", [100, 80, 30])
@@ -107,8 +148,17 @@ def test_no_word_is_cut_whatever_the_width(width: int) -> None:
     assert sorted(plan_text(plan, width=width).replace("─", "").split()) == words
 
 
-def test_tables_fit_80_columns_where_names_are_short() -> None:
-    assert max(map(len, plan_text(make(), width=80).splitlines())) <= 80
+@pytest.mark.parametrize("submesh", [None, "teacher"])
+def test_screen_of_80_columns_is_enough_where_names_are_short(submesh: str | None) -> None:
+    plan = make(submesh=submesh)
+    for text in (shown(plan, 80), plan_text(plan, width=80)):
+        assert max(len(line) for line in text.splitlines() if not line.startswith("note:")) <= 80
+
+
+@pytest.mark.parametrize("width", [140, 80, 30])
+def test_no_line_ends_in_spaces(width: int) -> None:
+    for text in (shown(make(), width), plan_text(make(), width=width)):
+        assert [line for line in text.splitlines() if line != line.rstrip()] == []
 
 
 def test_same_plan_gives_same_text() -> None:

@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_failed_write_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(CheckpointError, match="No space left"):
         folder.write_plan("another")
     monkeypatch.undo()
-    assert files(tmp_path) == {"plan.txt": "whole"}
+    assert files(tmp_path) == {"metrics.jsonl": "", "plan.txt": "whole"}
 
 
 def test_metrics_are_a_json_object_a_line(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_metrics_are_a_json_object_a_line(tmp_path: Path) -> None:
 
 def test_evaluations_have_a_file_of_their_own(tmp_path: Path) -> None:
     RunFolder(tmp_path).append({"step": 1}, name="evaluations.jsonl")
-    assert files(tmp_path) == {"evaluations.jsonl": '{"step": 1}\n'}
+    assert files(tmp_path) == {"evaluations.jsonl": '{"step": 1}\n', "metrics.jsonl": ""}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_interrupted_restart_still_counts_as_a_run(tmp_path: Path, monkeypatch: 
     with pytest.raises(CheckpointError, match="holds a run already"):
         RunFolder(tmp_path)
     RunFolder(tmp_path, restart=True)
-    assert sorted(Path(name).name for name in files(tmp_path)) == ["config.gin", "metrics.jsonl", "student.safetensors"]
+    assert sorted(Path(name).name for name in files(tmp_path)) == ["config.gin", "metrics.jsonl", "metrics.jsonl", "student.safetensors"]
 
 
 def test_run_that_ended_before_its_first_step_is_kept_without_asking(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_run_that_ended_before_its_first_step_is_kept_without_asking(tmp_path: P
     (tmp_path / "evaluations.jsonl").write_text("{}")
     RunFolder(tmp_path).write_config("resolved")
     kept = {"previous-1/config.gin": "my own", "previous-1/evaluations.jsonl": "{}"}
-    assert files(tmp_path) == {"config.gin": "resolved", "notes.txt": "mine", **kept}
+    assert files(tmp_path) == {"config.gin": "resolved", "metrics.jsonl": "", "notes.txt": "mine", **kept}
 
 
 def test_working_folder_is_never_moved_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,9 +214,15 @@ def test_path_that_cannot_be_a_folder_is_an_error_with_its_origin(tmp_path: Path
 
 def test_folder_that_vanished_is_an_error(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    folder.path.rmdir()
+    shutil.rmtree(folder.path)
     with pytest.raises(CheckpointError, match="run-folder-unwritable"):
         folder.append({"step": 1})
+
+
+def test_of_two_runs_that_begin_at_once_one_gets_the_folder(tmp_path: Path) -> None:
+    RunFolder(tmp_path)
+    with pytest.raises(CheckpointError, match="holds a run already"):
+        RunFolder(tmp_path)
 
 
 def test_default_folder_is_one_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

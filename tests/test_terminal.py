@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from maestro_jax.plan_table import WIDTH
 from maestro_jax.runtime import Program
 from maestro_jax.terminal import COMPILE_LINES, NOT_FINITE, NOTHING_COUNTED, Terminal
 
@@ -60,19 +61,28 @@ def step_line(stream: io.StringIO, **changes: Any) -> str:
 
 def test_step_line_has_every_value_with_its_name() -> None:
     assert step_line(io.StringIO()) == (
-        "step  40/300  loss 2.3100  student/kl 0.8012  student/cross_entropy 1.5100  norm 1.20  12.3k tokens/s  ETA 1:33\n"
+        "step  40/300  loss 2.3100  student: kl 0.8012  cross_entropy 1.5100  norm 1.2000  12.3k tokens/s  ETA 1:33\n"
     )
 
 
-def test_step_line_leaves_out_what_is_unknown() -> None:
-    stream = io.StringIO()
-    with Terminal(stream) as terminal:
-        terminal.step({"step": 1, "steps": 9, "loss": 1.0, "tokens_per_second": None})
+@pytest.mark.parametrize("record", [{}, {"tokens_per_second": None, "eta_seconds": None}])
+def test_step_line_leaves_out_what_is_unknown(record: dict[str, None]) -> None:
+    stream, screen = io.StringIO(), Screen()
+    for file in (stream, screen):
+        with Terminal(file) as terminal:
+            terminal.step({"step": 1, "steps": 9, "loss": 1.0, **record})
     assert stream.getvalue() == "step 1/9  loss 1.0000\n"
+    assert "ETA" not in screen.getvalue()
+    assert "tokens" not in screen.getvalue()
+
+
+def test_objectives_are_grouped_by_section() -> None:
+    line = step_line(io.StringIO(), objectives={"a/x": 1.0, "b/x": 2.0, "a/y": 3.0, "plain": 4.0})
+    assert "  a: x 1.0000  y 3.0000  b: x 2.0000  plain 4.0000  norm" in line
 
 
 def test_objective_for_which_nothing_counted_is_a_dash() -> None:
-    assert "  student/kl -  " in step_line(io.StringIO(), objectives={"student/kl": math.nan})
+    assert "  student: kl -  " in step_line(io.StringIO(), objectives={"student/kl": math.nan})
 
 
 def test_skipped_step_is_marked_and_shows_what_was_not_finite() -> None:
@@ -84,10 +94,12 @@ def test_skipped_step_is_marked_and_shows_what_was_not_finite() -> None:
 def test_step_in_which_nothing_counted_is_skipped_without_alarm() -> None:
     line = step_line(io.StringIO(), applied=False, loss=math.nan, gradient_norm=0.0, skipped_steps=1)
     assert "loss -  " in line
-    assert f"norm 0.00  {NOTHING_COUNTED}  12.3k" in line
+    assert f"norm 0.0000  {NOTHING_COUNTED}  12.3k" in line
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.0, "0.0000"), (12345.678, "12345.6780"), (1e-5, "1.000e-05"), (-3e7, "-3.000e+07")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0.0000"), (12345.678, "12345.6780"), (-5.432e-4, "-0.0005"), (4.9e-5, "4.900e-05"), (-3e7, "-3.000e+07")]
+)
 def test_values_keep_their_digits(value: float, text: str) -> None:
     assert f"loss {text}  " in step_line(io.StringIO(), loss=value)
 
@@ -101,7 +113,7 @@ def test_screen_breaks_a_step_between_values_only() -> None:
     log, screen = step_line(io.StringIO()), step_line(Screen())
     printed = [line for line in plain(screen).splitlines() if line.startswith(("step", "    "))]
     assert len(printed) > 1
-    assert "  ".join(line.strip() for line in printed) == log.strip()
+    assert "  ".join([*(line.strip() for line in printed), "ETA 1:33"]) == log.strip()
     assert max(map(len, printed)) <= 80
 
 
@@ -117,7 +129,7 @@ def test_compilation_makes_few_lines_in_a_log() -> None:
         terminal.compiling(program(), done, 200)
     lines = stream.getvalue().splitlines()
     assert len(lines) <= COMPILE_LINES + 1
-    assert lines[0] == "compiling   25/200  student backward 1024 replica 1"
+    assert lines[0] == "compiled 25 of 200: student backward 1024 replica 1"
     assert lines[-1] == "compiled 200 programs in 400.0 s"
 
 
@@ -137,10 +149,46 @@ def test_compile_time_starts_anew_with_the_next_compilation() -> None:
     assert stream.getvalue().splitlines() == ["compiled 1 program in 2.0 s"] * 2
 
 
+@pytest.mark.parametrize(("columns", "label"), [("80", "student  backward  1024"), ("60", "student"), ("120", "replica 1")])
+def test_compile_bar_keeps_what_fits_of_its_label(columns: str, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    stream = Screen()
+    with Terminal(stream) as terminal:
+        terminal.compiling(program(), 1, 200)
+    bars = [line.rstrip() for line in plain(stream.getvalue()).splitlines() if line.startswith("compiling")]
+    assert bars
+    assert all(bar.endswith(label) and len(bar) <= int(columns) for bar in bars)
+
+
+def test_tick_moves_the_bar_and_leaves_its_values() -> None:
+    stream = Screen()
+    with Terminal(stream) as terminal:
+        terminal.tick(39, 300)
+        terminal.step(RECORD)
+        terminal.tick(41, 300)
+    bars = [line.rstrip() for line in plain(stream.getvalue()).splitlines() if line.startswith("training")]
+    assert "41/300" in bars[-1]
+    assert bars[-1].endswith("ETA 1:33  loss 2.3100")
+    assert plain(stream.getvalue()).count("step ") == 1
+
+
+def test_tick_writes_nothing_in_a_log() -> None:
+    stream = io.StringIO()
+    with Terminal(stream) as terminal:
+        terminal.tick(1, 300)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), ("0", WIDTH), ("many", WIDTH)])
+def test_log_is_as_wide_as_the_user_says(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert Terminal(io.StringIO())._console.width == width
+
+
 def test_evaluation_names_step_and_objectives() -> None:
     stream = io.StringIO()
     Terminal(stream).evaluation(160, {"student/kl": 0.7, "student/extra": math.nan})
-    assert stream.getvalue() == "held-out at step 160  student/kl 0.7000  student/extra -\n"
+    assert stream.getvalue() == "held-out at step 160  student: kl 0.7000  extra -\n"
 
 
 def test_words_of_the_caller_are_printed_as_they_are() -> None:
@@ -198,7 +246,8 @@ def test_bar_shows_whole_values(columns: str, monkeypatch: pytest.MonkeyPatch) -
     bars = [line for line in plain(stream.getvalue()).splitlines() if line.startswith("training")]
     assert bars
     assert all("40/300" in bar and "…" not in bar for bar in bars)
-    assert any("loss 2.3100" in bar for bar in bars) is (int(columns) >= 60)
+    assert any("ETA 1:33" in bar for bar in bars) is (int(columns) >= 60)
+    assert any("loss 2.3100" in bar for bar in bars) is (int(columns) >= 80)
 
 
 def test_screen_can_be_told_to_be_plain() -> None:
@@ -252,12 +301,20 @@ def test_notebook_updates_one_output_for_each_bar(monkeypatch: pytest.MonkeyPatc
     module.display = display
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    now = [1000.0]
+    monkeypatch.setattr("maestro_jax.terminal.time.monotonic", lambda: now[0])
     with Terminal() as terminal:
         terminal.compiling(program(), 1, 3)
         terminal.compiling(program(), 2, 3)
         terminal.compiling(program(), 3, 3)
         terminal.step({**RECORD, "objectives": {"a<b/kl": 1.0}})
-    assert [[content["text/plain"].split("  ")[1] for content in handle.contents] for handle in handles] == [["1/3", "2/3"], ["40/300"]]
+        terminal.tick(41, 300)  # At once: too soon.
+        now[0] += 1
+        terminal.tick(42, 300)
+    assert [[content["text/plain"].split("  ")[1] for content in handle.contents] for handle in handles] == [
+        ["1/3", "2/3"],
+        ["40/300", "42/300"],
+    ]
     assert '<progress value="40" max="300"></progress>' in handles[1].contents[0]["text/html"]
-    assert "a&lt;b/kl" in handles[1].contents[0]["text/html"]
+    assert "a&lt;b: kl" in handles[1].contents[0]["text/html"]
     assert capsys.readouterr().out.splitlines()[0] == "compiled 3 programs in 6.0 s"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,16 @@ import pytest
 from support import TEXT_SPECS, chain, text_samples
 
 from maestro_jax.data import Dataset
-from maestro_jax.errors import CheckpointError, ConfigError, DataError, MeshError
+from maestro_jax.distill import Distilled
+from maestro_jax.errors import CheckpointError, ConfigError, DataError, GraphError, MaestroError, MeshError
+from maestro_jax.graph import Objective
+from maestro_jax.initial_weights import given_weights
 from maestro_jax.models import Decoder
 from maestro_jax.models.weights import WeightFile, save_weights
 from maestro_jax.optimizers import AdamW, Sgd, WarmupCosine, build_optimizer
-from maestro_jax.run_folder import RunFolder
+from maestro_jax.schedules import InOrder
 from maestro_jax.terminal import Terminal
-from maestro_jax.trainer import Trainer, given_weights
+from maestro_jax.trainer import Trainer
 
 
 def dataset(**fields: Any) -> Dataset:
@@ -35,13 +40,14 @@ def trainer(**fields: Any) -> Trainer:
 def test_a_run_reports_evaluates_and_saves(tmp_path: Path) -> None:
     screen = io.StringIO()
     with Terminal(screen, interactive=False) as terminal:
-        run = trainer(evaluate_every=2).fit(folder=RunFolder(tmp_path / "run"), terminal=terminal, config_text="# none\n")
+        run = trainer(evaluate_every=2).fit(tmp_path / "run", terminal=terminal, config_text="# none\n")
     text = screen.getvalue()
     assert "compiled 1" in text
-    assert "student/cross_entropy" in text
+    assert "student: cross_entropy " in text
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records] == [1, 2, 3]
-    assert all(r["applied"] and r["gradient_norm"] > 0 and r["tokens_per_second"] > 0 for r in records)
+    assert all(r["applied"] and r["gradient_norm"] > 0 and r["tokens"] > 0 for r in records)
+    assert [r["tokens_per_second"] is None for r in records] == [True, False, False]
     evaluations = [json.loads(line) for line in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
     assert [e["step"] for e in evaluations] == [0, 2, 3]
     assert {p.name for p in (tmp_path / "run").iterdir()} >= {"config.gin", "plan.txt", "env.json", "weights"}
@@ -160,12 +166,59 @@ def test_fewer_devices_are_shared_or_refused(monkeypatch: pytest.MonkeyPatch) ->
         trainer(graph=graph, share_devices=False).plan(dataset())
 
 
+def test_everything_is_checked_before_a_folder_is_made(tmp_path: Path) -> None:
+    wrong = [{"optimizer": "adam"}, {"batch": 1000}, {"graph": chain(teacher={"weights": "nowhere.safetensors"})}]
+    for fields in wrong:
+        with pytest.raises(MaestroError):
+            trainer(**fields).fit(tmp_path / "run", terminal=Terminal(io.StringIO()))
+        assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_ends_the_step_and_saves(tmp_path: Path) -> None:
+    screen = io.StringIO()
+
+    class Interrupting(Terminal):
+        def step(self, record: Any) -> None:
+            super().step(record)
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(steps=50, log_every=2).fit(tmp_path / "run", terminal=Interrupting(screen, interactive=False))
+    assert signal.getsignal(signal.SIGINT) is before
+    assert (tmp_path / "run" / "weights" / "student.safetensors").exists()
+    assert re.search(r"interrupted after step [1-4]/50", screen.getvalue())
+
+
+def test_results_and_runs_are_short_when_printed() -> None:
+    run = trainer(steps=1).start()
+    [result] = run.steps()
+    assert repr(run) == "Run(step 1/1, sections teacher, middle, student)"
+    assert repr(result).startswith("StepResult(step=1, loss=")
+    assert len(repr(result)) < 250
+    assert all(type(value) is float for value in result.metrics.values())
+
+
+@pytest.mark.parametrize(("field", "value"), [("graph", 1), ("data", None), ("data", Dataset), ("policy", "in_order"), ("policy", InOrder)])
+def test_what_cannot_be_used_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"(wrong {field}|Trainer\.{field} has a wrong type)"):
+        trainer(**{field: value})
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("steps", -1), ("batch", 0), ("clip_norm", 0.0), ("clip_norm", float("nan")), ("on_bad_sample", "ignore"), ("in_flight", 0)],
+    [
+        ("steps", -1),
+        ("batch", 0),
+        ("clip_norm", 0.0),
+        ("clip_norm", float("nan")),
+        ("on_bad_sample", "ignore"),
+        ("in_flight", 0),
+        ("steps", "5"),
+    ],
 )
 def test_wrong_values_are_refused(field: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"wrong {field}"):
+    with pytest.raises(ConfigError, match=rf"(wrong {field}|Trainer\.{field} has a wrong type)"):
         trainer(**{field: value})
 
 
@@ -189,3 +242,44 @@ def test_norm_scales_do_not_decay() -> None:
 def test_a_schedule_needs_room_to_decay() -> None:
     with pytest.raises(ConfigError, match="no room for its decay"):
         WarmupCosine(peak=1.0, steps=5, warmup=5)
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    made = trainer(steps=np.int64(2), graph=chain(student={"microbatch": np.int64(64), "replicas": np.int32(2)}))
+    assert type(made.steps) is int
+    assert made.graph["student"].buckets == (64,)
+
+
+def test_there_must_be_something_to_train() -> None:
+    frozen: Any = {name: {"trainable": False} for name in ("teacher", "middle", "student")}
+    with pytest.raises(ConfigError, match="wrong steps") as caught:
+        trainer(graph=chain(**frozen))
+    assert caught.value.wanted == "0, which evaluates: no section of the graph is trainable"
+    assert trainer(graph=chain(**frozen), steps=0).fit().evaluate()["student/cross_entropy"] > 0
+
+
+def test_what_an_objective_counts_must_exist() -> None:
+    graph = chain(student={"objectives": {"cross_entropy": Objective(count="los_mask")}})
+    with pytest.raises(GraphError, match="counts an array that its items do not have") as caught:
+        trainer(graph=graph).setup()
+    assert "did you mean 'loss_mask'" in caught.value.wanted
+
+
+def test_a_count_must_be_a_number() -> None:
+    graph = chain(student={"objectives": {"cross_entropy": Objective(count=lambda item: -1.0)}})
+    with pytest.raises(DataError, match="an objective cannot be counted"):
+        list(trainer(graph=graph).start().steps())
+
+
+def test_an_axis_that_nothing_uses_is_refused() -> None:
+    with pytest.raises(ConfigError, match="an axis that no rule uses") as caught:
+        trainer(graph=chain(teacher={"axes": {"tesnor": 2}})).setup()
+    assert "did you mean 'tensor'" in caught.value.wanted
+
+
+def test_a_distilled_student_needs_rows_for_all_tokens_of_the_data() -> None:
+    small = Decoder(vocab_size=10, layers=1, embed=8, heads=2, kv_heads=2, mlp=8)
+    module = Distilled(student=small, teacher_vocab_size=16, teacher_embed=8)
+    graph = chain(student={"module": module, "objectives": {"kl": Objective()}, "frozen": ("teacher_head",)})
+    with pytest.raises(DataError, match="vocabulary"):
+        trainer(graph=graph, data=dataset(vocab_size=16)).dataset()

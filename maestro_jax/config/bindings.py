@@ -96,7 +96,12 @@ class Bindings:
             return
         first, (scope, name, parameter) = next(iter(unused.items()))
         scopes = [built_scope for built_scope, built_name in built if built_name == name]
-        if not scopes:
+        uncalled = self._uncalled(name)
+        if not scopes and uncalled is not None:
+            reference, holder = uncalled
+            what, wanted = f"nothing calls {reference}, so no value reaches it", f"{reference}(): the parentheses call it"
+            fix = f"write {reference}(), with parentheses ({holder.source}), or delete the binding"
+        elif not scopes:
             what, wanted = "it is not built", f"a binding of what {root} builds: {', '.join(label(*owner) for owner in built)}"
             fix = f"refer to @{label(scope, name)}() somewhere, or delete the binding"
         elif all(scope not in _prefixes(built_scope) for built_scope in scopes):
@@ -114,6 +119,12 @@ class Bindings:
             fix=fix,
             anchor="unused-binding",
         )
+
+    def _uncalled(self, name: str) -> tuple[Reference, Binding] | None:
+        """A reference that counts, to the class or function `name` itself, and the binding that holds it."""
+        held = [(leaf, binding) for binding in self._used for leaf in leaves(self.expand(binding.value)) if isinstance(leaf, Reference)]
+        found = [(leaf, binding) for leaf, binding in held if not leaf.called and self._entries[leaf.name].name == name]
+        return min(found, key=lambda pair: pair[1].order, default=None)
 
     def _add(self, binding: Binding) -> None:
         if not binding.parameter and "." not in binding.selector:

@@ -6,7 +6,9 @@ names file and line. Objects know where each of their fields was set (`errors.se
 
 What differs from gin-config: a scope reaches only the reference that it is written on, not the references inside it;
 equal references give one shared object; `@Name` without brackets is the class or function itself; a file cannot bind
-one key twice; `pkg.module.name` may be named without registration, so `@optax.adamw()` works.
+one key twice; `pkg.module.name` may be named without registration, so `@optax.adamw()` works; and a class or function
+with a required parameter `rngs`, such as a Flax NNX module, is not called yet: `@Student()` is a callable that takes
+`rngs` from the trainer and passes the bound settings along (see `Later`), so `Student.width = 48` works.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, MaestroError
 from .bindings import Bindings, Owner
-from .registry import MISSING, Entry, Parameter, default_factory
+from .files import shipped_configs
+from .registry import MISSING, Entry, Parameter, default_factory, entry_of
 from .syntax import Binding, Reference, Source, label, read
 from .types import WrongType, advice, check, gin_text, short
 
@@ -64,6 +67,26 @@ def config_folder(owner: object, field: str) -> Path | None:
     return Path(place[1]).parent if place else None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Later:
+    """What a called reference means when its target needs `rngs`, which only the trainer has: `rngs -> module`.
+
+    Args:
+        target: class or function that is called then.
+        settings: its other arguments.
+
+    >>> Later(target=dict, settings={"width": 48})("the keys")
+    {'rngs': 'the keys', 'width': 48}
+    """
+
+    target: Callable[..., Any]
+    settings: Mapping[str, Any]
+
+    def __call__(self, rngs: Any) -> Any:
+        """Makes the module."""
+        return self.target(rngs=rngs, **self.settings)  # By name, because it may be any parameter, also a keyword-only one.
+
+
 class Config:
     """One configuration, read and checked; `build` makes its objects.
 
@@ -92,17 +115,17 @@ class Config:
                 package that a class raises itself pass unchanged.
         """
         if self._object is MISSING:
-            builder = _Builder(self._bindings)
+            builder = _Builder(self._bindings, has_file=self.path is not None)
             built = builder.build(self._reference, self._place)
-            self._bindings.check_unused(self.root, list(builder.settings))
+            self._bindings.check_unused(self.root, builder.built)
             self._object, self._settings = built, builder.settings
         return self._object
 
     def resolved(self) -> str:
         """Every parameter of every object that was built, as gin text that builds equal objects when it is loaded again.
 
-        Each line says where its value was set. Values that gin cannot write (objects as defaults) stand in comments;
-        macros are written out.
+        Each line says where its value was set. Values that gin cannot write stand in comments, among them objects as
+        defaults, except for those of a registered dataclass with no setting of their own; macros are written out.
         """
         self.build()
         lines = ["# Every setting that was in effect, defaults included, and where it was set."]
@@ -131,11 +154,17 @@ class _Setting:
 class _Builder:
     """Makes objects from bindings, one for each scope and name."""
 
-    def __init__(self, bindings: Bindings) -> None:
+    def __init__(self, bindings: Bindings, *, has_file: bool) -> None:
         self.bindings = bindings
-        self.settings: dict[Owner, list[_Setting]] = {}
+        self.settings: dict[Owner, list[_Setting]] = {}  # Of what is built, and of the defaults that gin text can name.
+        self._has_file = has_file
         self._objects: dict[Owner, Any] = {}
         self._unfinished: list[Owner] = []
+
+    @property
+    def built(self) -> list[Owner]:
+        """Everything that was built, an object before its parts."""
+        return [owner for owner in self.settings if owner in self._objects]
 
     def build(self, reference: Reference, source: str) -> Any:
         """Makes what `reference` means; `source` says where it stands."""
@@ -178,12 +207,35 @@ class _Builder:
                 missing.append(parameter)
             else:
                 provenance[name] = f"default  {label(*owner)}.{name}"
-                factory = default_factory(entry.target, name)
-                default = parameter.default if factory is None else factory()
-                self.settings[owner].append(_Setting(name, default, "default"))
+                self.settings[owner].append(self._default(entry, parameter))
+        needed = [parameter for parameter in missing if parameter.name != "rngs"]
+        if needed:
+            raise _missing(owner, needed, source, self._has_file)
         if missing:
-            raise _missing(owner, missing, source)
+            return _later(entry, arguments, provenance)
         return _call(entry, owner, arguments, provenance, source)
+
+    def _default(self, entry: Entry, parameter: Parameter) -> _Setting:
+        factory = default_factory(entry.target, parameter.name)
+        value = parameter.default if factory is None else factory()
+        named = entry_of(type(value))
+        if named is not None and self._is_what_a_reference_makes(value, named):
+            owner = ("", named.name)
+            if owner not in self.settings:
+                self.settings[owner] = []  # Here, so that the text has the order that it has when it is loaded again.
+                self.settings[owner] += [self._default(named, part) for part in named.parameters.values()]
+            value = Reference(scope="", name=named.name, called=True)
+        return _Setting(parameter.name, value, "default")
+
+    def _is_what_a_reference_makes(self, value: Any, entry: Entry) -> bool:
+        """Whether `@Name()` would build an equal object: a dataclass with all its defaults, which no binding changes."""
+        required = any(parameter.default is MISSING for parameter in entry.parameters.values())
+        if required or not dataclasses.is_dataclass(value) or self.bindings.extra_parameters(("", entry.name), ()):
+            return False
+        try:
+            return bool(value == entry.target())
+        except Exception:  # A user's class may have fields, such as arrays, that cannot be compared.
+            return False
 
     def _argument(self, binding: Binding, parameter: Parameter, owner: Owner) -> Any:
         value = self.bindings.expand(binding.value)
@@ -252,19 +304,36 @@ def _call(entry: Entry, owner: Owner, arguments: dict[str, Any], provenance: dic
     return made
 
 
+def _later(entry: Entry, settings: dict[str, Any], provenance: dict[str, str]) -> Later:
+    later = Later(target=entry.target, settings=settings)
+    _remember(later, provenance)
+    return later
+
+
 def _remember(made: Any, provenance: dict[str, str]) -> None:
     # An object with slots has no place for it; errors then name the class instead.
     with contextlib.suppress(AttributeError, TypeError):
         object.__setattr__(made, "_provenance", provenance)
 
 
-def _missing(owner: Owner, parameters: list[Parameter], source: str) -> ConfigError:
+def _missing(owner: Owner, parameters: list[Parameter], source: str, has_file: bool) -> ConfigError:
     name = label(*owner)
+    setting = f"--gin.{name}.{parameters[0].name}=..."
+    fix, shipped = f"add the line to the config file, or {setting} to the command line", list(shipped_configs())
+    if not has_file:
+        fix = f"name a config file that has the line, or add {setting} to the command line"
+    if not has_file and shipped:
+        fix = f"name a config file, such as --gin_file={shipped[0]} (shipped: {', '.join(shipped)}), or add {setting}"
     return ConfigError(
         f"{name} needs a value for {', '.join(repr(parameter.name) for parameter in parameters)}.",
-        wanted="\n".join(f"{name}.{parameter.name} = ({parameter.type_text})" for parameter in parameters),
+        wanted="\n".join(f"{name}.{parameter.name} = ({_wanted(parameter)})" for parameter in parameters),
         have="no binding and no default",
         set_by=source,
-        fix=f"add the line to the config file, or --gin.{name}.{parameters[0].name}=... to the command line",
+        fix=fix,
         anchor="missing-parameter",
     )
+
+
+def _wanted(parameter: Parameter) -> str:
+    """The type, or the documentation where that says nothing."""
+    return parameter.doc.rstrip(".") if parameter.doc and parameter.hint is Any else parameter.type_text

@@ -34,7 +34,7 @@ def find_config(name: str | os.PathLike[str], *, includer: Path | None = None, s
     found = next((place for place in places if place.is_file()), None)
     if found is not None:
         return found
-    shipped = sorted(path.name for folder in shipped_folders() for path in folder.glob("*.gin"))
+    shipped = list(shipped_configs())
     raise ConfigError(
         f"config file {str(name)!r} cannot be found{did_you_mean(name.name, shipped)}.",
         wanted="a file that exists, or the name of a shipped config: " + (", ".join(shipped) or "there is none"),
@@ -83,6 +83,17 @@ def shipped_folders() -> list[Path]:
         return [inside]
     # Beside an installed package lies everybody's site-packages, whose "configs" would be someone else's.
     return [beside] if beside.is_dir() and (_PACKAGE.parent / "pyproject.toml").is_file() else []
+
+
+def shipped_configs() -> dict[str, str]:
+    """Returns file name of every shipped config -> its first comment line, sorted by name."""
+    paths = sorted((path for folder in shipped_folders() for path in folder.glob("*.gin")), key=lambda path: path.name)
+    return {path.name: _first_comment(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def _first_comment(text: str) -> str:
+    lines = (line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#"))
+    return next((line for line in lines if line), "")
 
 
 def import_module(name: str, place: str) -> Any:

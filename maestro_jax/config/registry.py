@@ -15,12 +15,12 @@ from typing import Any, TypeVar, overload
 
 from ..errors import ConfigError, did_you_mean
 from .files import import_module
-from .types import short
+from .types import short, short_type
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 MISSING = inspect.Parameter.empty
-_TYPE_LIMIT = 100  # Unions of array types fill a screen.
+_ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,14 +66,14 @@ class Entry:
     @functools.cached_property
     def parameters(self) -> Mapping[str, Parameter]:
         """Parameters that can be given by name, in order."""
-        hints, docs = _hints(self.target), _docs(self.target)
+        annotations, docs = hints(self.target), _docs(self.target)
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         found = [parameter for parameter in _signature(self.target) if parameter.kind in by_name]
         return {
             parameter.name: Parameter(
                 name=parameter.name,
-                hint=hints.get(parameter.name, Any),
-                type_text=_type_text(parameter.annotation),
+                hint=annotations.get(parameter.name, Any),
+                type_text=type_text(parameter.annotation),
                 default=parameter.default,
                 default_text=_default_text(self.target, parameter),
                 doc=docs.get(parameter.name, ""),
@@ -133,15 +133,40 @@ def find(name: str, set_by: str) -> Entry:
     target = getattr(home, last, None)
     if not callable(target):
         raise _unknown(name, [f"{module}.{key}" for key in vars(home)], f"a class or function of module {module}", set_by)
-    known = next((entry for entry in _registry.values() if entry.target is target), None)
-    return known or Entry(name, target)
+    return entry_of(target) or Entry(name, target)
 
 
-def describe(names: Iterable[str] | None = None) -> list[Field]:
+def entry_of(target: Any) -> Entry | None:
+    """The entry that a class or function is registered under, or None."""
+    return next((entry for entry in _registry.values() if entry.target is target), None)
+
+
+def config_name(target: Any) -> str:
+    """The name by which a config can refer to a class or function, as short as it can be.
+
+    It is the registered name, else the shortest dotted name that leads to it.
+
+    >>> import collections.abc
+    >>> config_name(collections.abc.Mapping), config_name(dataclasses.dataclass)
+    ('collections.abc.Mapping', 'dataclasses.dataclass')
+    """
+    entry = entry_of(target)
+    if entry is not None:
+        return entry.name
+    name, home = target.__name__, getattr(target, "__module__", None)
+    if not home:  # A method of a built-in class.
+        return target.__qualname__
+    parts = home.split(".")
+    modules = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    return f"{next((module for module in modules if getattr(sys.modules.get(module), name, None) is target), home)}.{name}"
+
+
+def describe(names: Iterable[str] | None = None, set_by: str = "the calling program: describe()") -> list[Field]:
     """Lists the parameters of configurables, for `--help`.
 
     Args:
         names: which configurables, in this order; None takes all that are registered, by name.
+        set_by: who names them, for the error text.
 
     Returns:
         One row a parameter; `doc` comes from the `Args:` section of the docstring.
@@ -149,7 +174,7 @@ def describe(names: Iterable[str] | None = None) -> list[Field]:
     Raises:
         ConfigError: a name is unknown.
     """
-    entries = [find(name, "the calling program: describe()") for name in (sorted(_registry) if names is None else names)]
+    entries = [find(name, set_by) for name in (sorted(_registry) if names is None else names)]
     return [
         Field(configurable=entry.name, field=item.name, type=item.type_text, default=item.default_text, doc=item.doc)
         for entry in entries
@@ -157,9 +182,18 @@ def describe(names: Iterable[str] | None = None) -> list[Field]:
     ]
 
 
-def summaries() -> dict[str, str]:
-    """Returns the name of every configurable that is registered -> the first line of its docstring."""
-    return {name: (inspect.getdoc(_registry[name].target) or "").partition("\n")[0] for name in sorted(_registry)}
+def summaries(names: Iterable[str] | None = None, set_by: str = "the calling program: summaries()") -> dict[str, str]:
+    """Returns name of a configurable -> first line of its docstring.
+
+    Args:
+        names: which configurables, in this order; None takes all that are registered, by name.
+        set_by: who names them, for the error text.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    entries = [find(name, set_by) for name in (sorted(_registry) if names is None else names)]
+    return {entry.name: (inspect.getdoc(entry.target) or "").partition("\n")[0] for entry in entries}
 
 
 def check_parameter(entry: Entry, name: str, set_by: str) -> None:
@@ -215,12 +249,16 @@ def _unknown(name: str, known: list[str], wanted: str, set_by: str) -> ConfigErr
 
 def _signature(target: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(target).parameters.values())
+        found = list(inspect.signature(target).parameters.values())
+        if isinstance(target, type) and {parameter.kind for parameter in found} == _ANYTHING:
+            # A metaclass that makes objects its own way (Flax NNX) hides what the class itself takes.
+            found = list(inspect.signature(target.__init__).parameters.values())[1:]
+        return found
     except (TypeError, ValueError):  # Some built-in classes have no signature to read; they refuse wrong names themselves.
         return [inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)]
 
 
-def _hints(target: Any) -> dict[str, Any]:
+def hints(target: Any) -> dict[str, Any]:
     """Resolved annotations; one that cannot be resolved (imported for type checkers only) accepts everything."""
     owner = target.__init__ if isinstance(target, type) and not dataclasses.is_dataclass(target) else target
     try:
@@ -238,11 +276,11 @@ def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
         return Any
 
 
-def _type_text(annotation: Any) -> str:
+def type_text(annotation: Any) -> str:
+    """An annotation as people write it."""
     if annotation is MISSING:
         return "any"
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return text if len(text) <= _TYPE_LIMIT else text[: _TYPE_LIMIT - 3] + "..."
+    return short_type(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
 
 
 def _default_text(target: Any, parameter: inspect.Parameter) -> str:

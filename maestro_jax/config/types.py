@@ -6,6 +6,7 @@ import collections.abc
 import dataclasses
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -71,6 +72,23 @@ def short(value: Any, limit: int = 120) -> str:
     name = getattr(value, "__qualname__", None)
     text = name if isinstance(name, str) else " ".join(repr(value).split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def short_type(text: str, limit: int = 80) -> str:
+    """An annotation without module paths; one of more than `limit` characters also without what its inner types are made of.
+
+    >>> short_type("collections.abc.Mapping[str, numpy.ndarray]")
+    'Mapping[str, ndarray]'
+    >>> short_type("Union[float, Callable[[Union[Array, bool]], Array], None]", limit=40)
+    'Union[float, Callable[...], None]'
+    """
+    text = re.sub(r"""('[^']*'|"[^"]*")|(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])""", lambda match: match[1] or "", text)
+    while len(text) > limit:
+        shorter = re.sub(r"\[(?!\.\.\.\])(?:[^\[\]]|\[\.\.\.\])+\]", "[...]", text)
+        if shorter == text or re.fullmatch(r"\w+\[\.\.\.\]", shorter):  # Only the outermost name would be left.
+            return text[: limit - 3] + "..."
+        text = shorter
+    return text
 
 
 def advice(value: Any, hint: Any) -> str:

@@ -1,14 +1,19 @@
-"""Tokenizers: trained on the built-in corpus, loaded from any `tokenizer.json`, and told apart by a fingerprint.
+"""Tokenizers: trained on the built-in corpus or on text files, loaded from any `tokenizer.json`, and told apart by a fingerprint.
 
     python -m maestro_jax.data.tokenizer --out configs/tokenizer_tiny.json --vocab_size 1024
 
 makes the small tokenizer that ships with the package: byte-level byte-pair encoding, so that it can write any text
 (R. Sennrich, B. Haddow, A. Birch, "Neural Machine Translation of Rare Words with Subword Units", arXiv 1508.07909).
+
+    python -m maestro_jax.data.tokenizer --out mine.json --vocab_size 8000 --text my_texts --pattern '**/*.txt'
+
+makes one for your own text files, chosen as by `TextFolder`.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -27,6 +32,7 @@ END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>", "<eos>")
 
 _SMALLEST = 257  # the 256 bytes and end-of-text
+_FLAGS = {"path": "text", "pattern": "pattern"}  # field of TextFolder -> flag of the command
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -132,20 +138,46 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains a tokenizer on the built-in corpus and writes it to a file."""
-    from .corpus import corpus_documents  # here, because `corpus` loads tokenizers through this module
-
+    """Trains a tokenizer on text files, or on the built-in corpus, and writes it to a file."""
     parser = argparse.ArgumentParser(prog="python -m maestro_jax.data.tokenizer", description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the tokenizer.json to write")
     parser.add_argument("--vocab_size", type=int, default=1024, help="most token ids (default: 1024)")
+    parser.add_argument("--text", metavar="FOLDER", help="folder of text files in UTF-8 to train on (default: the built-in corpus)")
+    parser.add_argument("--pattern", help="which files of --text; '**/*.txt' looks into folders below as well (default: *.txt)")
     options = parser.parse_args(arguments)
+    if options.pattern is not None and options.text is None:
+        parser.error("--pattern chooses files of --text FOLDER, which is not given")
     try:
-        tokenizer = train((document.text for document in corpus_documents()), options.vocab_size)
+        tokenizer = train(_texts(options.text, options.pattern or "*.txt"), options.vocab_size)
     except MaestroError as error:
         parser.exit(2, f"{type(error).__name__}: {error}\n")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(tokenizer.to_str() + "\n", encoding="utf-8")
     print(f"{options.out}: {vocabulary_size(tokenizer)} token ids, fingerprint {fingerprint(tokenizer)[:16]}")
+
+
+def _texts(folder: str | None, pattern: str) -> list[str]:
+    """The built-in corpus, or the good files of a folder; the bad ones are logged."""
+    # Here, because both load tokenizers through this module.
+    from .corpus import corpus_documents
+    from .text_folder import TextFolder
+
+    if folder is None:
+        return [document.text for document in corpus_documents()]
+    source = TextFolder(path=folder, pattern=pattern)
+    object.__setattr__(source, "_provenance", {name: f"command line  --{flag}" for name, flag in _FLAGS.items()})
+    skipped: collections.Counter[str] = collections.Counter()
+    texts = [document.text for document in source.read(skipped)]
+    if not texts:
+        raise DataError(
+            "there is no text to train a tokenizer on.",
+            wanted="at least one UTF-8 file with text in it",
+            have=", ".join(f"{count} skipped ({reason})" for reason, count in skipped.items()),
+            set_by=f"command line  --text {folder}",
+            fix="give a folder with such files, or another --pattern",
+            anchor="empty-corpus",
+        )
+    return texts
 
 
 if __name__ == "__main__":

@@ -50,13 +50,13 @@ def distillation_sums(
         chunk: most tokens whose logits exist at once; it need not divide N.
 
     Returns:
-        Float32 scalars, in nats: "kl" (times T^2), "entropy" of the teacher at T (times T^2), "cross_entropy" of the
-        student at temperature 1 against the targets, and "correct", the tokens whose target the student ranks first.
+        Float32 scalars, in nats: "kl" (times T^2), "teacher_entropy" of the teacher at T (times T^2), "cross_entropy" of the
+        student at temperature 1 against the targets, and "accuracy", the tokens whose target the student ranks first.
         Differentiable in the student's two arguments. The teacher and the mask are constants: their gradient is zero.
 
     >>> x_ND, head_VD = jnp.eye(3, 2), jnp.ones((4, 2))
     >>> sums = distillation_sums(x_ND, head_VD, x_ND, head_VD, jnp.zeros(3, jnp.int32), jnp.ones(3), temperature=2.0)
-    >>> float(sums["kl"]), round(float(sums["entropy"]), 4)
+    >>> float(sums["kl"]), round(float(sums["teacher_entropy"]), 4)
     (0.0, 16.6355)
     """
     tokens = {"targets": targets_N, "mask": mask_N, "teacher_hidden": teacher_hidden_NE}
@@ -77,7 +77,7 @@ class _DistillationTerms:
         kl_C = jnp.sum(p_CP * (log_p_CP - log_q_CP), axis=1)
         entropy_C = -jnp.sum(p_CP * log_p_CP, axis=1)
         plain = cross_entropy_sums(logits_CV, tokens["targets"], tokens["mask"])
-        return {"kl": jnp.sum(weight_C * kl_C), "entropy": jnp.sum(weight_C * entropy_C), **plain}
+        return {"kl": jnp.sum(weight_C * kl_C), "teacher_entropy": jnp.sum(weight_C * entropy_C), **plain}
 
     def _log_softmax(self, logits_CP: jax.Array) -> jax.Array:
         # Undivided at temperature 1, so that the compiler sees that the cross-entropy has the same normaliser.

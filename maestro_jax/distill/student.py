@@ -37,7 +37,7 @@ class Student(Protocol):
 @configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distilled:
-    """A student that learns from a teacher's hidden states, through the teacher's own head.
+    """A student that learns through its teacher's head; objectives: kl, cross_entropy, teacher_entropy, accuracy.
 
     Args:
         student: a Decoder with a head, or any callable that takes rngs and gives a module like it (see Student).
@@ -77,6 +77,11 @@ class Distilled:
                 anchor="decoder-without-head",
             )
 
+    @property
+    def vocab_size(self) -> int | None:
+        """Of the student: tokens and targets are its own; a teacher of another size meets it on the shared prefix."""
+        return getattr(self.student, "vocab_size", None)
+
     def __call__(self, rngs: nnx.Rngs) -> DistilledModule:
         """Builds the module with new parameters."""
         return DistilledModule(self, rngs=rngs)
@@ -103,7 +108,7 @@ class DistilledModule(nnx.Module):
             teacher_hidden: [R, L, E], the teacher's last hidden states, after its final norm.
 
         Returns:
-            "hidden" [R, L, D], and the sums "kl", "cross_entropy", "entropy", "correct" of `distillation_sums`.
+            "hidden" [R, L, D], and the sums "kl", "cross_entropy", "teacher_entropy", "accuracy" of `distillation_sums`.
         """
         hidden_RLD = self.student(batch)["hidden"]
         sums = distillation_sums(

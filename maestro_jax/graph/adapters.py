@@ -52,7 +52,7 @@ def adapt(module: Any, section: str) -> Adapter:
         section: name of the section, for error texts.
 
     Raises:
-        GraphError: when the module is none of these, or keeps state between calls.
+        GraphError: when the module is none of these (a Linen class is none, an NNX class is one), or keeps state between calls.
     """
     if isinstance(module, linen.Module):
         return LinenAdapter(module, section)
@@ -60,6 +60,14 @@ def adapt(module: Any, section: str) -> Adapter:
         return FunctionsAdapter(*module)
     if isinstance(module, nnx.Module):
         return NnxAdapter(module, section)
+    if isinstance(module, type) and issubclass(module, linen.Module):
+        raise GraphError(
+            f"the module of section {section!r} cannot be used.",
+            wanted="an instance of a Linen module: making one needs no random keys",
+            have=f"{module.__name__} is a Linen class",
+            fix=f"pass an instance: {module.__name__}(...); in a config, @{module.__name__}() with the parentheses",
+            anchor="module-kind",
+        )
     if callable(module):
         return NnxAdapter(cast(Callable[[nnx.Rngs], nnx.Module], module), section)
     raise GraphError(

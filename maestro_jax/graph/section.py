@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ..config import configurable
+from ..config import check_fields, configurable
 from ..data.samples import Item
-from ..errors import ConfigError, set_by
+from ..errors import ConfigError, DataError, set_by
 
 DEFAULT_RULES: Mapping[str, str | None] = MappingProxyType(
     {"vocab": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "rows": "fsdp"}
@@ -33,11 +34,41 @@ class Objective:
     weight: float = 1.0
     count: str | Callable[[Item], float] = "loss_mask"
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not math.isfinite(self.weight):
+            raise ConfigError(
+                "an objective has a wrong weight.",
+                wanted="a finite number",
+                have=str(self.weight),
+                fix="0 reports an objective without training on it",
+                anchor="objective-weight",
+                set_by=set_by(self, "weight"),
+            )
+
     def count_of(self, item: Item) -> float:
-        """Returns what one item adds to the denominator."""
-        return float(item.arrays[self.count].sum(dtype="float64")) if isinstance(self.count, str) else float(self.count(item))
+        """Returns what one item adds to the denominator.
+
+        Raises:
+            DataError: when that is not a finite number, at least 0.
+        """
+        found = item.arrays[self.count].sum(dtype="float64") if isinstance(self.count, str) else self.count(item)
+        try:
+            if math.isfinite(found) and found >= 0:
+                return float(found)
+        except TypeError:
+            pass
+        raise DataError(
+            "an objective cannot be counted.",
+            wanted="a finite number, at least 0, for each item",
+            have=f"{found!r} from {self.count!r}",
+            fix="correct Objective.count, or the item array that it names",
+            anchor="objective-count",
+            set_by=set_by(self, "count"),
+        )
 
 
+@configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Edge:
     """An output of one section that is an input of another.
@@ -73,7 +104,7 @@ class Section:
         objectives: name of a scalar sum that the module returns -> how it counts.
         trainable: whether its parameters are updated.
         frozen: patterns of parameter paths that are never updated ("teacher_head/*", shell wildcards; a name alone covers all below it).
-        weights: where initial parameters come from: a safetensors file, or path prefix -> "file" or "file:prefix in the file".
+        weights: where initial parameters come from: a safetensors file, or path prefix -> file or (file, prefix in the file).
         check_tokenizer: refuse weights whose recorded tokenizer is not the data's.
         optimizer: its own optimizer; None takes the trainer's.
         replicas: data-parallel copies.
@@ -94,7 +125,7 @@ class Section:
     objectives: Mapping[str, Objective] = dataclasses.field(default_factory=dict)
     trainable: bool = True
     frozen: tuple[str, ...] = ()
-    weights: str | Mapping[str, str] | None = None
+    weights: str | Mapping[str, str | tuple[str, str]] | None = None
     check_tokenizer: bool = True
     optimizer: Any = None
     replicas: int = 1
@@ -108,6 +139,7 @@ class Section:
     fan_out: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.name.isidentifier():
             self._refuse("name", "a name made of letters, digits and underscores", repr(self.name), "rename the section")
         for field in ("replicas", "fan_in", "fan_out"):

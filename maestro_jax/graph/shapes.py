@@ -17,6 +17,9 @@ from .section import Edge, Section
 
 Specs = Mapping[str, Mapping[str, ArraySpec]]
 
+_OWN_ARRAYS = {"segment_ids": "int32", "positions": "int32", "sample_ids": "uint32"}
+"""Arrays of a batch that packing makes, `[rows, length]`."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SectionShapes:
@@ -72,11 +75,20 @@ def batch_shapes(section: Section, specs: Specs, bucket: int) -> dict[str, jax.S
             anchor="unknown-stream",
             set_by=set_by(section, "reads"),
         )
+    taken = sorted({*_OWN_ARRAYS, "key"} & set(specs[section.reads]))
+    if taken:
+        raise DataError(
+            f"stream {section.reads!r} has arrays with names that the runtime uses itself.",
+            wanted=f"other names than {sorted({*_OWN_ARRAYS, 'key'})}",
+            have=str(taken),
+            fix="rename the arrays of the items",
+            anchor="item-arrays",
+            set_by="Dataset.specs",
+        )
     length = section.row_length or bucket
     shape = (bucket // length, length)
     arrays = {name: jax.ShapeDtypeStruct(shape + spec.shape, jnp.dtype(spec.dtype)) for name, spec in specs[section.reads].items()}
-    arrays |= {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in ("segment_ids", "positions")}
-    return {**arrays, "sample_ids": jax.ShapeDtypeStruct(shape, jnp.uint32)}
+    return arrays | {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, dtype in _OWN_ARRAYS.items()}
 
 
 def graph_shapes(graph: SectionGraph, specs: Specs) -> GraphShapes:
@@ -121,7 +133,7 @@ def _section_shapes(section: Section, specs: Specs, rows: Mapping[str, jax.Shape
     except Exception as error:  # a user's module may fail in any way; the text must say which section it was
         raise _module_failed(section, inputs[largest], error) from error
     _check_names(section, params, names)
-    _check_objectives(section, outputs)
+    _check_objectives(section, specs, outputs)
     return SectionShapes(adapter=adapter, batch=batch, inputs=inputs, params=params, names=names, outputs=outputs)
 
 
@@ -171,8 +183,18 @@ def _check_names(section: Section, params: Mapping[str, Any], names: Mapping[str
             )
 
 
-def _check_objectives(section: Section, outputs: Mapping[str, Any]) -> None:
-    for name in section.objectives:
+def _check_objectives(section: Section, specs: Specs, outputs: Mapping[str, Any]) -> None:
+    arrays = list(specs[section.reads])
+    for name, objective in section.objectives.items():
+        if isinstance(objective.count, str) and objective.count not in arrays:
+            raise GraphError(
+                f"objective {name!r} of section {section.name!r} counts an array that its items do not have.",
+                wanted=f"one of {arrays}{did_you_mean(objective.count, arrays)}, or a function from an item to a number",
+                have=repr(objective.count),
+                fix="correct Objective.count",
+                anchor="objective-count",
+                set_by=set_by(objective, "count"),
+            )
         have: Any = outputs.get(name)
         # A sum in half precision has lost what it was added up from.
         if getattr(have, "shape", None) != () or jnp.dtype(have.dtype).itemsize < 4:

@@ -149,7 +149,8 @@ def shrink(requests: Sequence[Request], available: int) -> tuple[list[Request], 
     """
     if devices_wanted(requests) <= available:
         return list(requests), []
-    notes = [f"the plan asks for {devices_wanted(requests)} devices and {available} are here: sections share them and take turns"]
+    there = f"there {'is' if available == 1 else 'are'} {available}"
+    notes = [f"the plan asks for {devices_wanted(requests)} devices and {there}: sections share them and take turns"]
     fitted = []
     for request in requests:
         axes, room = {}, available
@@ -158,8 +159,9 @@ def shrink(requests: Sequence[Request], available: int) -> tuple[list[Request], 
             room //= axes[axis]
         replicas = min(request.replicas, room)
         new = dataclasses.replace(request, submesh="shared", replicas=replicas, axes=axes)
-        if new.devices != request.devices:
-            notes.append(f"section {request.section!r}: {request.describe()} became {new.describe()}")
+        lowered = [f"{axis}={size} lowered to {axes[axis]}" for axis, size in request.axes.items() if axes[axis] != size]
+        lowered += [f"replicas={request.replicas} lowered to {replicas}"] if replicas != request.replicas else []
+        notes += [f"section {request.section!r}: {', '.join(lowered)}"] if lowered else []
         fitted.append(new)
     return fitted, notes
 

@@ -47,9 +47,8 @@ class Wire:
             raise _refused(label, source.size, target.size, rows, self.stripes)
         self.rows, self.row = rows, row
         self.source, self.target = source, target
-        self.source_arrays = self.stripes // source.size
-        self.target_arrays = self.stripes // target.size
-        self._source_devices, self._target_devices = list(source.devices.flat), list(target.devices.flat)
+        self.source_arrays, self.target_arrays = self.stripes // source.size, self.stripes // target.size
+        self._ends = _End(source, self), _End(target, self)
 
     def shapes(self, mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, ...]:
         """The arrays of one slot as they lie on `mesh`, either end of the wire, with their sharding."""
@@ -57,21 +56,37 @@ class Wire:
         shape = (self.rows // count, *self.row.shape)
         return (jax.ShapeDtypeStruct(shape, self.row.dtype, sharding=striped(mesh)),) * count
 
-    def pieces(self, slot: Arrays, back: bool) -> tuple[list[jax.Array], list[Any]]:
-        """The single-device pieces of a slot and the device that each goes to; `back` is from consumer to producer."""
-        here, there = (self._target_devices, self._source_devices) if back else (self._source_devices, self._target_devices)
-        by_array = [{s.device: s.data for s in array.addressable_shards} for array in slot]
-        pieces = [by_array[k // len(here)][here[k % len(here)]] for k in range(self.stripes)]
-        return pieces, [there[k % len(there)] for k in range(self.stripes)]
+    def pieces(self, slot: Arrays, back: bool) -> tuple[Sequence[jax.Array], Sequence[Any]]:
+        """What one put has to move for a slot, and where to; `back` is from consumer to producer."""
+        here, there = self._ends[back], self._ends[not back]
+        if here.count == there.count:
+            # Every shard's index is that of a shard at the other end: whole arrays move without a host read.
+            return slot, there.shardings
+        pieces = [slot[k // here.count].addressable_data(k % here.count) for k in range(self.stripes)]
+        return pieces, there.stripe_shardings
 
-    def assemble(self, pieces: Sequence[jax.Array], back: bool) -> Arrays:
-        """Makes the arrays of a slot from pieces that have arrived; no copy."""
-        mesh = self.source if back else self.target
-        shapes = self.shapes(mesh)
+    def assemble(self, moved: Sequence[jax.Array], back: bool) -> Arrays:
+        """Makes the arrays of a slot from what has arrived; no copy."""
+        here, there = self._ends[back], self._ends[not back]
+        if here.count == there.count:
+            return tuple(moved)
+        n = there.count
         return tuple(
-            jax.make_array_from_single_device_arrays(s.shape, s.sharding, list(pieces[j * mesh.size : (j + 1) * mesh.size]))
-            for j, s in enumerate(shapes)
+            jax.make_array_from_single_device_arrays(there.shape, sharding, list(moved[j * n : (j + 1) * n]))
+            for j, sharding in enumerate(there.shardings)
         )
+
+
+class _End:
+    """What a wire knows of one of its ends; made once, because a put per task uses it."""
+
+    def __init__(self, mesh: Mesh, wire: Wire) -> None:
+        shapes = wire.shapes(mesh)
+        devices = list(mesh.devices.flat)
+        self.count = mesh.size
+        self.shape = shapes[0].shape
+        self.shardings = [striped(mesh)] * len(shapes)
+        self.stripe_shardings = [SingleDeviceSharding(devices[k % mesh.size]) for k in range(wire.stripes)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,22 +107,20 @@ class Parcel:
 def move(parcels: Sequence[Parcel]) -> list[Arrays]:
     """Sends slots, over any number of wires, in one batched put; returns their arrays at the other end, at once."""
     pieces: list[jax.Array] = []
-    targets: list[SingleDeviceSharding] = []
+    targets: list[Any] = []
+    ends = []
     for parcel in parcels:
-        some, devices = parcel.wire.pieces(parcel.slot, parcel.back)
+        some, places = parcel.wire.pieces(parcel.slot, parcel.back)
         pieces += some
-        targets += [SingleDeviceSharding(d) for d in devices]
+        targets += places
+        ends.append(len(pieces))
     if not pieces:
         return []
     # The one device transfer between sections. Not donated: donation between meshes crashes on CPU, and on a shared
     # submesh the result aliases the source.
     moved: list[jax.Array] = jax.device_put(pieces, targets)
-    arrived, start = [], 0
-    for parcel in parcels:
-        end = start + parcel.wire.stripes
-        arrived.append(parcel.wire.assemble(moved[start:end], parcel.back))
-        start = end
-    return arrived
+    starts = [0, *ends[:-1]]
+    return [p.wire.assemble(moved[start:end], p.back) for p, start, end in zip(parcels, starts, ends, strict=True)]
 
 
 def stripes(source: int, target: int) -> int:

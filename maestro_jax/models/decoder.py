@@ -62,7 +62,7 @@ class Decoder:
     >>> batch = {"tokens": ids, "targets": ids, "loss_mask": jnp.ones((1, 8)), "segment_ids": ids}
     >>> batch |= {"positions": jnp.arange(8)[None], "sample_ids": ids.astype(jnp.uint32)}
     >>> {name: value.shape for name, value in config(nnx.Rngs(0))(batch).items()}
-    {'hidden': (1, 8, 16), 'correct': (), 'cross_entropy': ()}
+    {'hidden': (1, 8, 16), 'accuracy': (), 'cross_entropy': ()}
     """
 
     vocab_size: int
@@ -179,7 +179,7 @@ class DecoderModule(nnx.Module):
                 "targets" int32 and "loss_mask" float32; "key" uint32[2] while training with dropout.
 
         Returns:
-            "hidden" [R, L, D] after the final norm; for the loss also "cross_entropy" (nats) and "correct", float32
+            "hidden" [R, L, D] after the final norm; for the loss also "cross_entropy" (nats) and "accuracy", float32
             sums over tokens weighted by the mask.
         """
         hidden_RLD = self._hidden(batch)

@@ -44,17 +44,17 @@ def cross_entropy_sums(logits_CV: jax.Array, targets_C: jax.Array, mask_C: jax.A
         mask_C: float32 weight of each token.
 
     Returns:
-        "cross_entropy": sum of mask * (log sum exp(logits) - logits[target]); "correct": sum of mask where the first
+        "cross_entropy": sum of mask * (log sum exp(logits) - logits[target]); "accuracy": sum of mask where the first
         largest logit is the target's.
 
     >>> cross_entropy_sums(jnp.zeros((2, 4)), jnp.array([0, 1]), jnp.array([1.0, 1.0]))
-    {'correct': Array(1., dtype=float32), 'cross_entropy': Array(2.7725887, dtype=float32)}
+    {'accuracy': Array(1., dtype=float32), 'cross_entropy': Array(2.7725887, dtype=float32)}
     """
     columns_CV = jax.lax.broadcasted_iota(jnp.int32, logits_CV.shape, 1)
     # Selecting by comparison, unlike a gather, stays local when the vocabulary is sharded, and has no scatter backward.
     target_C = jnp.sum(jnp.where(columns_CV == targets_C[:, None], logits_CV, 0.0), axis=1)
     cross_entropy_C = jax.nn.logsumexp(logits_CV, axis=1) - target_C
-    return {"correct": jnp.sum(mask_C * _hits(logits_CV, columns_CV, targets_C)), "cross_entropy": jnp.sum(mask_C * cross_entropy_C)}
+    return {"accuracy": jnp.sum(mask_C * _hits(logits_CV, columns_CV, targets_C)), "cross_entropy": jnp.sum(mask_C * cross_entropy_C)}
 
 
 def _hits(logits_CV: jax.Array, columns_CV: jax.Array, targets_C: jax.Array) -> jax.Array:
@@ -82,10 +82,10 @@ def next_token_sums(hidden_ND: jax.Array, head_VD: jax.Array, targets_N: jax.Arr
         chunk: most tokens whose logits exist at once; it need not divide N.
 
     Returns:
-        Float32 scalars "cross_entropy" (nats) and "correct", as in `cross_entropy_sums`. Differentiable in `hidden_ND`
+        Float32 scalars "cross_entropy" (nats) and "accuracy", as in `cross_entropy_sums`. Differentiable in `hidden_ND`
         and `head_VD`; the gradient with respect to the mask is taken as zero.
 
-    >>> next_token_sums(jnp.zeros((3, 2)), jnp.ones((4, 2)), jnp.array([0, 1, 2]), jnp.ones(3), chunk=2)["correct"]
+    >>> next_token_sums(jnp.zeros((3, 2)), jnp.ones((4, 2)), jnp.array([0, 1, 2]), jnp.ones(3), chunk=2)["accuracy"]
     Array(1., dtype=float32)
     """
     return chunked_sums(_NextTokenTerms(), chunk, hidden_ND, head_VD, {"targets": targets_N, "mask": mask_N}, ())

@@ -76,7 +76,7 @@ class WeightFile:
 
 
 def save_weights(path: Path, arrays: Mapping[str, np.ndarray], *, tokenizer: str | None = None, dtype: str | None = None) -> None:
-    """Writes parameters to a safetensors file, atomically.
+    """Writes parameters to a safetensors file, atomically, with the permissions that new files have.
 
     Args:
         path: of the file; its folder is made.
@@ -90,5 +90,10 @@ def save_weights(path: Path, arrays: Mapping[str, np.ndarray], *, tokenizer: str
         convert = dtype is not None and jnp.issubdtype(array.dtype, jnp.floating)
         kept[name] = np.ascontiguousarray(array.astype(jnp.dtype(dtype)) if convert else array)
     unfinished = path.with_name(path.name + ".unfinished")
+    # The library's files are for their owner alone; an ordinary new file shows what the umask allows.
+    unfinished.unlink(missing_ok=True)
+    unfinished.touch()
+    permissions = unfinished.stat().st_mode & 0o777
     save_file(kept, unfinished, metadata={TOKENIZER_KEY: tokenizer} if tokenizer else None)
+    unfinished.chmod(permissions)
     os.replace(unfinished, path)

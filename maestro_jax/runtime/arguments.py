@@ -104,7 +104,9 @@ class Arguments:
 
 def shaped(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     """A shape with dtype and sharding: the contract of one argument."""
-    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
+    # Residuals may hold typed random keys, whose dtype is none of numpy's.
+    known = dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype)
+    return jax.ShapeDtypeStruct(shape, known, sharding=sharding)
 
 
 def shardings(tree: Any) -> Any:

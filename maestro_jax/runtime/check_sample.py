@@ -26,17 +26,18 @@ def check_sample(plan: Plan, specs: Specs, sample: Sample) -> None:
     """
     for section in (s.section for s in plan.sections.values()):
         for number, item in enumerate(sample.items.get(section.reads, ())):
-            if item.units > section.largest_item:
-                raise _too_long(sample, item, section.name, section.largest_item)
+            if not 1 <= item.units <= section.largest_item:
+                raise _wrong_length(sample, item, section.name, section.largest_item)
             _check_arrays(sample, f"item {number} of stream {section.reads!r}", item, specs[section.reads])
     for edge in plan.graph.edges:
         ends = [sample.items.get(plan.graph[name].reads, ()) for name in (edge.producer, edge.consumer)]
-        if all(ends) and len(ends[0]) != len(ends[1]):
+        units = [[item.units for item in items] for items in ends]
+        if all(ends) and units[0] != units[1]:
             raise DataError(
                 f"sample {sample.id!r} cannot cross edge {edge.label}.",
-                wanted="as many items at the producer as at the consumer: they are paired in order",
-                have=f"{len(ends[0])} items at the producer and {len(ends[1])} at the consumer",
-                fix="let both sections read the same stream, or give both streams equal numbers of items",
+                wanted="the same numbers of units in the same order at both ends: items are paired",
+                have=f"items of {units[0]} units at the producer and of {units[1]} at the consumer",
+                fix="let both sections read the same stream, or give both streams items of equal lengths",
                 anchor="route-units",
                 set_by=f"the data, sample {sample.id!r}",
             )
@@ -57,10 +58,11 @@ def _check_arrays(sample: Sample, where: str, item: Item, specs: Mapping[str, Ar
         )
 
 
-def _too_long(sample: Sample, item: Item, section: str, largest: int) -> DataError:
+def _wrong_length(sample: Sample, item: Item, section: str, largest: int) -> DataError:
+    wrong = "is longer than the largest micro-batch" if item.units > largest else "has an empty item"
     return DataError(
-        f"sample {sample.id!r} is longer than the largest micro-batch of section {section!r}.",
-        wanted=f"items of at most {largest} units",
+        f"sample {sample.id!r} {wrong} of section {section!r}.",
+        wanted=f"items of 1 to {largest} units",
         have=f"{item.units} units",
         fix="raise microbatch (or row_length), shorten samples (max_length), or set train.on_bad_sample to 'skip'",
         anchor="sample-too-long",

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from .arguments import REPLICATED, Arguments, shaped, shardings
 from .plan import Plan
-from .programs import SectionFunctions, make_apply, reduce_gradients
+from .programs import SectionFunctions, make_apply, make_reduce
 from .task_programs import TaskPrograms
 
 Tree = Any
@@ -69,6 +69,7 @@ class Compiled:
         self.plan = plan
         self.arguments = {name: Arguments(plan, section) for name, section in plan.sections.items()}
         self.trained = tuple(name for name, section in plan.sections.items() if section.section.trainable)
+        self.reduced = tuple(n for n, s in plan.sections.items() if s.section.trainable or s.section.objectives)
         self.optimizers = optimizers
         self.optimizer_states = {name: self._optimizer_state(name) for name in self.trained}
         self.programs: list[Program] = []
@@ -115,8 +116,9 @@ class Compiled:
                         yield (name, kind, bucket, replica), functools.partial(task_programs.make, kind, replica)
 
     def _update_jobs(self, clip_norm: float | None) -> Iterator[tuple[tuple[str, str, int, int], Job]]:
-        for name in self.trained:
+        for name in self.reduced if self.trained else ():
             yield (name, "reduce", 0, 0), functools.partial(self._reduce, name)
+        for name in self.trained:
             yield (name, "apply", 0, 0), functools.partial(self._apply, name, clip_norm)
 
     def _optimizer_state(self, name: str) -> Tree:
@@ -140,12 +142,13 @@ class Compiled:
         out = (shardings(arguments.master()), whole, jax.tree.map(lambda _: whole, sums), shardings(stack), shardings(sums))
         with jax.set_mesh(mesh):
             # Both stacks are donated: the zeros that come back take their place.
-            return jax.jit(reduce_gradients, donate_argnums=(0, 1), out_shardings=out).lower(stack, sums).compile(), False
+            reduce = make_reduce(tuple(o.weight for o in self.plan.graph[name].objectives.values()))
+            return jax.jit(reduce, donate_argnums=(0, 1), out_shardings=out).lower(stack, sums).compile(), False
 
     def _apply(self, name: str, clip_norm: float | None) -> tuple[Any, bool]:
         arguments, mesh = self.arguments[name], self.plan.sections[name].submesh.mesh
         master, compute, state = arguments.master(), arguments.compute(), self.optimizer_states[name]
-        squares = {other: arguments.scalar() for other in self.trained}
+        squares = {other: arguments.scalar() for other in self.reduced}
         whole = arguments.scalar().sharding
         out = (shardings(master), shardings(state), shardings(compute), whole, whole)
         apply = make_apply(self.optimizers[name], clip_norm)

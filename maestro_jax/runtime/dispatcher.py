@@ -15,9 +15,7 @@ import jax
 
 from ..errors import EdgeError, MeshError, ScheduleError
 from ..meshes import Parcel, move
-from ..schedules import DEVICES, Progress, Task, Workload, run
-from ..schedules.cutting import Microbatch
-from ..schedules.policies import replay
+from ..schedules import DEVICES, Task, run
 from .compile import Compiled
 from .feeds import Micro, PreparedStep, Slot
 from .state import SectionState
@@ -97,8 +95,7 @@ class Dispatcher:
         self.sums = dict(sums or {})
         self.issued: list[Task] = []
         self._started: list[Task] = []
-        progress = Progress(prepared.workload, microbatches_of(prepared.workload, prepared.schedule.tasks))
-        run(progress, replay(prepared.schedule), self)
+        run(prepared.progress, prepared.choose, self)
         if self.payloads or self.returned or self.saved:
             raise ScheduleError(
                 "a step ended with payloads that nobody took.",
@@ -221,20 +218,6 @@ class Dispatcher:
 
     def _wire(self, slot: Slot, producer: Micro, consumer: Micro) -> Any:
         return self.plan.edges[slot.label].wires[self.replica_of[producer], self.replica_of[consumer]]
-
-
-def microbatches_of(workload: Workload, tasks: tuple[Task, ...]) -> list[Microbatch]:
-    """The micro-batches that a schedule runs, in its order of forwards."""
-    units = {sample.id: sample.items for step in workload.steps for sample in step}
-    counts: dict[str, int] = collections.defaultdict(int)
-    found = []
-    for task in tasks:
-        if task.kind in ("forward", "forward_backward"):
-            sizes = tuple(units[s][task.section][n] for s, n in task.items)
-            number = counts[task.section]
-            counts[task.section] += 1
-            found.append(Microbatch(section=task.section, step=task.step, number=number, bucket=task.bucket, items=task.items, units=sizes))
-    return found
 
 
 def explain_mismatch(devices: list[Any], task: Task, kind: str, args: tuple[Any, ...], error: Exception) -> Exception:

@@ -38,6 +38,11 @@ class StepReport:
     norm: jax.Array | None
     applied: jax.Array | None
 
+    def wait(self) -> StepReport:
+        """Waits until the step has run on its devices."""
+        jax.block_until_ready((dict(self.sums), self.norm))
+        return self
+
     def read(self, objectives: Mapping[str, Iterable[str]]) -> dict[str, float]:
         """Waits for the step and returns its numbers.
 
@@ -53,7 +58,7 @@ class StepReport:
                 values = np.asarray(self.sums[section], np.float64).reshape(-1)
                 for name, value in zip(names, values, strict=True):
                     count = self.prepared.counts[section, name]
-                    found[f"{section}/{name}"] = value / count if count else float("nan")
+                    found[f"{section}/{name}"] = float(value) / count if count else float("nan")
         if self.norm is not None and self.applied is not None:
             found |= {"gradient_norm": float(self.norm), "applied": float(self.applied)}
         return found
@@ -92,7 +97,8 @@ class Engine:
         For verification: parameters stay as they are, accumulators are zero again afterwards.
         """
         self._dispatcher().run(prepared)
-        return {name: self._reduce(name)[0] for name in self.compiled.trained}
+        reduced = {name: self._reduce(name)[0] for name in self.compiled.reduced}
+        return {name: reduced[name] for name in self.compiled.trained}
 
     def evaluate(self, steps: Iterable[PreparedStep]) -> dict[str, float]:
         """Runs forward over batches and returns "section/objective" -> sum / count over all of them.
@@ -131,9 +137,10 @@ class Engine:
         return gradients, square, sums
 
     def _update(self, prepared: PreparedStep) -> StepReport:
-        reduced = {name: self._reduce(name) for name in self.compiled.trained}
+        reduced = {name: self._reduce(name) for name in self.compiled.reduced}
         norm = applied = None
-        for name, (gradients, _, _) in reduced.items():
+        for name in self.compiled.trained:
+            gradients = reduced[name][0]
             state, scalar = self.states[name], self.compiled.arguments[name].scalar().sharding
             squares = {other: r[1] if other == name else on_every_device(r[1], scalar) for other, r in reduced.items()}
             program = self.compiled[name, "apply", 0, 0]

@@ -16,7 +16,10 @@ import numpy as np
 from ..data import Packed, Sample, pack, route
 from ..data.routes import pairing
 from ..graph import Section
-from ..schedules import Cost, EdgeWork, Policy, SampleWork, Schedule, SectionWork, Task, Workload, place
+from ..schedules import Cost, EdgeWork, Policy, Progress, SampleWork, Schedule, SectionWork, Task, Workload, place
+from ..schedules.cutting import microbatches_of
+from ..schedules.loop import Chooser
+from ..schedules.policies import replay
 from .arguments import Arguments
 from .check_sample import check_sample
 from .compile import Compiled
@@ -71,6 +74,8 @@ class PreparedStep:
         samples: the samples, in arrival order.
         workload: what is to be done.
         schedule: in which order.
+        progress: what may start when; used up when the step is issued, so a prepared step is issued once.
+        choose: starts the tasks of the schedule in its order.
         feeds: per micro-batch.
         counts: (section, objective) -> denominator over the global batch.
         units: section -> units in its items, for throughput.
@@ -83,6 +88,8 @@ class PreparedStep:
     samples: Sequence[Sample]
     workload: Workload
     schedule: Schedule
+    progress: Progress
+    choose: Chooser
     feeds: Mapping[Micro, TaskFeed]
     counts: Mapping[tuple[str, str], float]
     units: Mapping[str, int]
@@ -114,7 +121,7 @@ def make_workload(plan: Plan, samples: Sequence[Sample], training: bool) -> Work
         )
     # Several edges between two sections are one dependency; their fan limits are equal, because sections set them.
     pairs = {(e.edge.producer, e.edge.consumer): e for e in plan.edges.values()}
-    edges = tuple(EdgeWork(producer=p, consumer=c, fan_in=e.fan_in, fan_out=e.fan_out) for (p, c), e in pairs.items())
+    edges = tuple(EdgeWork(producer=p, consumer=c, fan_in=e.fan_in, fan_out=e.fan_out, paired=True) for (p, c), e in pairs.items())
     works = []
     for number, sample in enumerate(samples):
         items = {name: tuple(item.units for item in sample.items.get(s.section.reads, ())) for name, s in plan.sections.items()}
@@ -143,6 +150,7 @@ class Preparer:
         packed = {(t.section, t.items): self._pack(t, samples) for t in tasks}
         counts = self._counts(samples)
         arriving, leaving, indices = self._routes(tasks, packed, step, {n: s.id for n, s in enumerate(samples)})
+        progress = Progress(workload, microbatches_of(workload, schedule.tasks))
         feeds = {}
         for task in tasks:
             micro = task.section, task.items
@@ -154,6 +162,8 @@ class Preparer:
             samples=samples,
             workload=workload,
             schedule=schedule,
+            progress=progress,
+            choose=replay(progress, schedule),
             feeds=feeds,
             counts=counts,
             units={n: sum(sum(s.items[n]) for s in workload.steps[0] if n in s.items) for n in self.plan.sections},

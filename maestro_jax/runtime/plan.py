@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..errors import ConfigError, set_by
+from ..errors import ConfigError, did_you_mean, set_by
 from ..graph import Edge, GraphShapes, Section, SectionGraph, SectionShapes, graph_shapes
 from ..graph.section import DEFAULT_RULES
 from ..graph.shapes import Specs, compute_shape
@@ -143,6 +143,7 @@ def make_plan(graph: SectionGraph, specs: Specs, devices: Sequence[Any], *, shar
 
 def _plan_section(section: Section, shapes: SectionShapes, submesh: Submesh) -> tuple[SectionPlan, list[str]]:
     rules = {**DEFAULT_RULES, **section.rules}
+    _check_axes(section, rules)
     unknown = {name: axis for name, axis in section.rules.items() if axis is not None and axis not in submesh.axes}
     if unknown:
         raise ConfigError(
@@ -165,6 +166,21 @@ def _plan_section(section: Section, shapes: SectionShapes, submesh: Submesh) -> 
     _check_patterns(section, shapes)
     plan = SectionPlan(section=section, shapes=shapes, submesh=submesh, trained=trained, frozen=frozen, specs=specs, master_specs=master)
     return plan, notes
+
+
+def _check_axes(section: Section, rules: Mapping[str, str | None]) -> None:
+    """An axis that no rule uses would only repeat the same work on more devices; most often it is mistyped."""
+    idle = [axis for axis, size in section.axes.items() if size > 1 and axis not in rules.values()]
+    if idle:
+        used = sorted({axis for axis in rules.values() if axis})
+        raise ConfigError(
+            f"section {section.name!r} has an axis that no rule uses.",
+            wanted=f"one of {used}{did_you_mean(idle[0], used)}, or a rule that maps a logical name to it",
+            have=f"axes={dict(section.axes)}",
+            fix=f"correct the name, or add for example rules={{'mlp': {idle[0]!r}}}",
+            anchor="unknown-axis",
+            set_by=set_by(section, "axes"),
+        )
 
 
 def _check_patterns(section: Section, shapes: SectionShapes) -> None:

@@ -100,7 +100,8 @@ class SectionFunctions:
 
     def _compute(self, params: Tree, frozen: Tree, feed: Tree, slots: Tree) -> tuple[Tree, jax.Array, Tree]:
         """Returns (payload, scaled loss, objective sums `[M]`)."""
-        inputs = {e.edge.input: self._placed(e, slots[e.edge.label], feed["place"][e.edge.label]) for e in self.into}
+        padding = feed["batch"]["segment_ids"].reshape(-1) == 0
+        inputs = {e.edge.input: self._placed(e, slots[e.edge.label], feed["place"][e.edge.label], padding) for e in self.into}
         returned = self.section.shapes.adapter.apply({**params, **frozen}, feed["batch"], inputs)
         payload = {e.edge.label: self._gathered(e, returned[e.edge.output], feed["gather"][e.edge.label]) for e in self.out}
         if not self.objectives:
@@ -110,11 +111,14 @@ class SectionFunctions:
         loss = jnp.sum(jnp.where(feed["scale"] != 0, sums * feed["scale"], 0.0))
         return payload, loss, {"sums": jax.lax.stop_gradient(sums)}
 
-    def _placed(self, edge: EdgePlan, slots: tuple[tuple[jax.Array, ...], ...], place: jax.Array) -> jax.Array:
-        """Slots `[S_in][G, d]` and their rows `[S_in, G]` -> input `[rows, length, d]`, zero where nothing arrives."""
+    def _placed(self, edge: EdgePlan, slots: tuple[tuple[jax.Array, ...], ...], place: jax.Array, padding: jax.Array) -> jax.Array:
+        """Slots `[S_in][G, d]` and their rows `[S_in, G]` -> input `[rows, length, d]`, zero where a unit gets nothing.
+
+        Padding is one instead: a module that divides by a row's norm must not make NaN where no loss counts.
+        """
         rows, length = self.shape
         values = jnp.concatenate([join(arrays) for arrays in slots], axis=0)
-        landing = jnp.zeros((rows * length, *edge.row.shape), edge.row.dtype)
+        landing = jnp.broadcast_to(padding[:, None].astype(edge.row.dtype), (rows * length, *edge.row.shape))
         # Every row is named at most once; rows out of range are empty.
         return landing.at[place.reshape(-1)].set(values, mode="drop").reshape(rows, length, *edge.row.shape)
 
@@ -125,18 +129,25 @@ class SectionFunctions:
         return tuple(split(flat.at[gather[n]].get(mode="fill", fill_value=0), arrays) for n in range(edge.fan_out))
 
 
-def reduce_gradients(stack: Tree, sums: Tree) -> tuple[Tree, jax.Array, Tree, Tree, Tree]:
-    """Sums the replicas' gradients `[replica, ...]` and objective sums `[replica, M]`.
+def make_reduce(weights: tuple[float, ...]) -> Any:
+    """Returns the reduction of a section whose objectives have these weights."""
+    weighted = jnp.array([weight != 0 for weight in weights], bool)
 
-    Returns (gradients, their sum of squares, objective sums `[M]`, stack of zeros, sums of zeros). The zeros take the place of
-    the donated stacks; the sum of squares is NaN where an objective sum is not finite, so that one scalar carries the verdict.
-    """
-    gradients = jax.tree.map(lambda g: g.sum(0), stack)
-    total = jax.tree.map(lambda s: s.sum(0), sums)
-    square = sum((jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)), jnp.zeros((), jnp.float32))
-    for value in jax.tree.leaves(total):
-        square = jnp.where(jnp.isfinite(value).all(), square, jnp.nan)
-    return gradients, square, total, jax.tree.map(jnp.zeros_like, stack), jax.tree.map(jnp.zeros_like, sums)
+    def reduce(stack: Tree, sums: Tree) -> tuple[Tree, jax.Array, Tree, Tree, Tree]:
+        """Sums the replicas' gradients `[replica, ...]` and objective sums `[replica, M]`.
+
+        Returns (gradients, their sum of squares, objective sums `[M]`, stack of zeros, sums of zeros). The zeros take the place
+        of the donated stacks. The sum of squares is NaN where a weighted objective is not finite, so that one scalar carries the
+        verdict, also of a section that has a loss and nothing to train.
+        """
+        gradients = jax.tree.map(lambda g: g.sum(0), stack)
+        total = jax.tree.map(lambda s: s.sum(0), sums)
+        square = sum((jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)), jnp.zeros((), jnp.float32))
+        for value in jax.tree.leaves(total):
+            square = jnp.where((jnp.isfinite(value) | ~weighted).all(), square, jnp.nan)
+        return gradients, square, total, jax.tree.map(jnp.zeros_like, stack), jax.tree.map(jnp.zeros_like, sums)
+
+    return reduce
 
 
 def make_apply(optimizer: Any, clip_norm: float | None) -> Any:

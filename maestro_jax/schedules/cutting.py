@@ -9,13 +9,14 @@ gets stuck unless a single sample needs more than the limits allow.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 
 from ..errors import ScheduleError
 from .placement import place, smallest_bucket
-from .tasks import Piece
-from .workload import SampleWork, SectionWork, Workload
+from .tasks import Piece, Task
+from .workload import EdgeWork, SampleWork, SectionWork, Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,17 +48,17 @@ class _Open:
     closed: list[list[tuple[Piece, int]]] = dataclasses.field(default_factory=list)
     current: list[tuple[Piece, int]] = dataclasses.field(default_factory=list)
 
-    def extended(self, pieces: list[tuple[Piece, int]], start_new: bool) -> tuple[_Open, set[int]]:
-        """Returns a copy with the pieces added and the numbers of the micro-batches that they landed in."""
+    def extended(self, pieces: list[tuple[Piece, int]], start_new: bool) -> tuple[_Open, list[int]]:
+        """Returns a copy with the pieces added, and for each the number of the micro-batch that it landed in."""
         copy = _Open(self.section, list(self.closed), list(self.current))
         if start_new:
             copy.close()
-        used = set()
+        used = []
         for piece in pieces:
             if place([u for _, u in [*copy.current, piece]], self.section.buckets[-1], self.section.row_length) is None:
                 copy.close()
             copy.current.append(piece)
-            used.add(len(copy.closed))
+            used.append(len(copy.closed))
         return copy, used
 
     def close(self) -> None:
@@ -73,11 +74,11 @@ class _Fans:
         self.edges = workload.edges
         self.pairs: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
 
-    def sections_over_limit(self, used: dict[str, set[int]]) -> set[str]:
+    def sections_over_limit(self, used: dict[str, list[int]]) -> set[str]:
         """Sections that should open a new micro-batch so that the sample breaks no fan limit."""
         crowded = set()
         for edge in self.edges:
-            pairs = self.pairs[edge.producer, edge.consumer] | self._new(edge.producer, edge.consumer, used)
+            pairs = self.pairs[edge.producer, edge.consumer] | self._new(edge, used)
             for p in used.get(edge.producer, ()):
                 if edge.fan_out is not None and len({c for q, c in pairs if q == p}) > edge.fan_out:
                     crowded.add(edge.producer)
@@ -86,13 +87,14 @@ class _Fans:
                     crowded.add(edge.consumer)
         return crowded
 
-    def add(self, used: dict[str, set[int]]) -> None:
+    def add(self, used: dict[str, list[int]]) -> None:
         for edge in self.edges:
-            self.pairs[edge.producer, edge.consumer] |= self._new(edge.producer, edge.consumer, used)
+            self.pairs[edge.producer, edge.consumer] |= self._new(edge, used)
 
     @staticmethod
-    def _new(producer: str, consumer: str, used: dict[str, set[int]]) -> set[tuple[int, int]]:
-        return {(p, c) for p in used.get(producer, ()) for c in used.get(consumer, ())}
+    def _new(edge: EdgeWork, used: dict[str, list[int]]) -> set[tuple[int, int]]:
+        produced, consumed = used.get(edge.producer, []), used.get(edge.consumer, [])
+        return set(zip(produced, consumed, strict=False)) if edge.paired else set(itertools.product(produced, consumed))
 
 
 def cut(workload: Workload) -> list[Microbatch]:
@@ -116,6 +118,20 @@ def cut(workload: Workload) -> list[Microbatch]:
                 made.append(_finished(workload, name, step, counts[name], filled))
                 counts[name] += 1
     return made
+
+
+def microbatches_of(workload: Workload, tasks: Iterable[Task]) -> list[Microbatch]:
+    """The micro-batches that a schedule runs, in its order of forwards."""
+    units = {sample.id: sample.items for step in workload.steps for sample in step}
+    counts: dict[str, int] = defaultdict(int)
+    found = []
+    for task in tasks:
+        if task.kind in ("forward", "forward_backward"):
+            sizes = tuple(units[s][task.section][n] for s, n in task.items)
+            number = counts[task.section]
+            counts[task.section] += 1
+            found.append(Microbatch(section=task.section, step=task.step, number=number, bucket=task.bucket, items=task.items, units=sizes))
+    return found
 
 
 def _cut_step(workload: Workload, samples: Iterable[SampleWork]) -> dict[str, _Open]:

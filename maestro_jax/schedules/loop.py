@@ -106,16 +106,19 @@ class Progress:
     def _build(self, microbatches: list[Microbatch]) -> None:
         self._by_items = {(m.section, m.step, m.items): m.number for m in microbatches}
         self._units = {(m.section, m.number): sum(m.units) for m in microbatches}
-        found: dict[tuple[str, int], set[int]] = defaultdict(set)
+        # Per section: which micro-batches hold an item, and which hold any item of a sample (item None).
+        found: dict[tuple[str, int, int | None], set[int]] = defaultdict(set)
         for m in microbatches:
-            for sample, _ in m.items:
-                found[m.section, sample].add(m.number)
+            for sample, item in m.items:
+                found[m.section, sample, item].add(m.number)
+                found[m.section, sample, None].add(m.number)
         pairs: dict[tuple[str, int], set[tuple[str, int, int]]] = defaultdict(set)
         for edge in self.workload.edges:
             for m in microbatches:
                 if m.section == edge.producer:
-                    for sample, _ in m.items:
-                        pairs[m.section, m.number] |= {(edge.consumer, c, edge.delay) for c in found[edge.consumer, sample]}
+                    for sample, item in m.items:
+                        consumers = found[edge.consumer, sample, item if edge.paired else None]
+                        pairs[m.section, m.number] |= {(edge.consumer, c, edge.delay) for c in consumers}
         for m in microbatches:
             self._add_nodes(m, bool(pairs[m.section, m.number]))
         for (section, number), consumers in pairs.items():

@@ -50,27 +50,25 @@ class Sequential:
         return Schedule(tasks=tuple(run(progress, choose, Clock())))
 
 
-def replay(schedule: Schedule) -> Chooser:
+def replay(progress: Progress, schedule: Schedule) -> Chooser:
     """Returns a chooser that starts the tasks of a schedule in its order, each only when it may start.
 
-    The chooser raises a ScheduleError when a task of the schedule is not one of the workload's.
+    Raises:
+        ScheduleError: when a task of the schedule is not one of the workload's.
     """
-    tasks: Iterator[Task] = iter(schedule.tasks)
-    waiting: list[Task] = []
-    checked = False
+    _check_tasks(progress, schedule)
+    keys = [progress.key_of(task) for task in schedule.tasks]
+    position = 0
 
     def choose(progress: Progress, now: int) -> Task | None:
-        nonlocal checked
-        if not checked:
-            _check_tasks(progress, schedule)
-            checked = True
-        if not waiting:
-            waiting.extend(task for task in [next(tasks, None)] if task is not None)
-        if not waiting:
+        nonlocal position
+        if position == len(keys):
             return None
-        key, replica = progress.key_of(waiting[0]), waiting[0].replica
-        may_start = progress.available(key, now) and progress.fits(key, replica) and progress.idle(waiting[0].section, replica)
-        return waiting.pop() if may_start else None
+        task, key = schedule.tasks[position], keys[position]
+        if not (progress.available(key, now) and progress.fits(key, task.replica) and progress.idle(task.section, task.replica)):
+            return None
+        position += 1
+        return task
 
     return choose
 

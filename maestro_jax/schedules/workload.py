@@ -64,6 +64,7 @@ class EdgeWork:
         delay: nanoseconds of a transfer.
         fan_in: most producer micro-batches that feed one consumer micro-batch; None is no limit.
         fan_out: most consumer micro-batches that one producer micro-batch feeds; None is no limit.
+        paired: item n of the consumer needs item n of the producer only; else each item of a sample needs all.
     """
 
     producer: str
@@ -71,6 +72,7 @@ class EdgeWork:
     delay: int = 0
     fan_in: int | None = None
     fan_out: int | None = None
+    paired: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,7 +165,14 @@ class Workload:
         try:
             sections = {name: _section_from_json(s) for name, s in raw["sections"].items()}
             edges = tuple(
-                EdgeWork(producer=e["from"], consumer=e["to"], delay=e["delay"], fan_in=e.get("fan_in"), fan_out=e.get("fan_out"))
+                EdgeWork(
+                    producer=e["from"],
+                    consumer=e["to"],
+                    delay=e["delay"],
+                    fan_in=e.get("fan_in"),
+                    fan_out=e.get("fan_out"),
+                    paired=e.get("paired", False),
+                )
                 for e in raw["edges"]
             )
             steps = tuple(
@@ -180,7 +189,7 @@ class Workload:
         sections = {name: {k: v for k, v in dataclasses.asdict(s).items() if v is not None} for name, s in self.sections.items()}
         edges = []
         for e in self.edges:
-            fans = {k: v for k, v in (("fan_in", e.fan_in), ("fan_out", e.fan_out)) if v is not None}
+            fans = {k: v for k, v in (("fan_in", e.fan_in), ("fan_out", e.fan_out), ("paired", e.paired or None)) if v is not None}
             edges.append({"from": e.producer, "to": e.consumer, "delay": e.delay, **fans})
         steps = [[{"id": s.id, "items": {n: list(u) for n, u in s.items.items()}} for s in step] for step in self.steps]
         return {"name": self.name, "sections": sections, "edges": edges, "steps": steps}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from maestro_jax import errors
 from maestro_jax.config import Config, config_folder, configurable, load
+from maestro_jax.config import build as config_build
 from maestro_jax.config import registry as config_registry
 from maestro_jax.config.types import gin_text
 
@@ -316,6 +317,45 @@ def test_a_mistyped_root_is_an_error() -> None:
         load(None, root="trian")
 
 
+def test_a_binding_of_what_is_named_but_not_called_says_so() -> None:
+    error = error_of("make = @greedy\ntrain.make = %make\ngreedy.limit = 2")
+    assert error.what == "binding greedy.limit has no effect: nothing calls @greedy, so no value reaches it."
+    assert error.wanted == "@greedy(): the parentheses call it"
+    assert error.fix == "write @greedy(), with parentheses (run.gin:2  train.make), or delete the binding"
+
+
+def test_an_uncalled_reference_that_was_replaced_is_not_blamed() -> None:
+    error = error_of("train.policy = @greedy", "train.policy=@Policy()", "greedy.limit=2")
+    assert error.what == "binding greedy.limit has no effect: it is not built."
+
+
+def test_without_a_config_file_the_shipped_ones_are_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        with pytest.raises(errors.ConfigError) as caught:
+            load(None, root="Needy").build()
+        return caught.value.fix
+
+    names = [path.name for path in sorted((Path(__file__).parents[2] / "configs").glob("*.gin"))]
+    shipped = f"(shipped: {', '.join(names)})"
+    assert missing() == f"name a config file, such as --gin_file={names[0]} {shipped}, or add --gin.Needy.source=..."
+    monkeypatch.setattr(config_build, "shipped_configs", dict)
+    assert missing() == "name a config file that has the line, or add --gin.Needy.source=... to the command line"
+    assert error_of("train.policy = @Needy()").fix == "add the line to the config file, or --gin.Needy.source=... to the command line"
+
+
+def test_a_missing_value_of_any_type_is_described_by_its_documentation() -> None:
+    def place(data: Any, size: int) -> None:
+        """Does.
+
+        Args:
+            data: a source, or rows.
+            size: in rows.
+        """
+
+    configurable(place)
+    assert error_of("train.policy = @place()").wanted == "place.data = (a source, or rows)\nplace.size = (int)"
+
+
 # Where values come from
 
 
@@ -351,6 +391,7 @@ def test_objects_of_a_metaclass_that_makes_them_are_left_alone() -> None:
             self.size = size
 
     configurable(Module)
+    assert error_of("train.policy = @Module()\nModule.sise = 2").what == "Module has no parameter 'sise' (did you mean 'size'?)."
     assert vars(from_text("train.policy = @Module()\nModule.size = 2").build().policy) == {"size": 2}
 
 
@@ -417,7 +458,11 @@ def test_the_resolved_text_says_where_each_value_was_set() -> None:
         "a/Section.dtype = 'float32'  # default\n"
         "a/Section.inputs = {}  # default\n"
         "a/Section.submesh = None  # default\n"
-        "# a/Section.encoder = Encoder(width=8, rate=0.0)  # default; gin text cannot say it\n"
+        "a/Section.encoder = @Encoder()  # default\n"
+        "\n"
+        "# Encoder\n"
+        "Encoder.width = 8  # default\n"
+        "Encoder.rate = 0.0  # default\n"
     )
 
 

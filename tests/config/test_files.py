@@ -86,6 +86,11 @@ def test_a_bare_name_is_found_among_the_shipped_configs(shipped: Path) -> None:
     assert from_text("include 'tiny.gin'").build().steps == 6
 
 
+def test_shipped_configs_are_listed_with_their_first_comment(shipped: Path) -> None:
+    (shipped / "configs" / "a.gin").write_text("\n#\n## Does it.\n# More.\ntrain.steps = 1  # no\n")
+    assert list(config_files.shipped_configs().items()) == [("a.gin", "Does it."), ("tiny.gin", "")]
+
+
 def test_a_file_in_the_current_folder_comes_before_a_shipped_one(shipped: Path) -> None:
     Path("tiny.gin").write_text("train.steps = 7")
     assert find_config("tiny.gin") == Path("tiny.gin")

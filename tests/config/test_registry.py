@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from unittest import TestCase
 
 import pytest
 
 from maestro_jax import errors
-from maestro_jax.config import Field, configurable, describe, load
+from maestro_jax.config import Field, config_name, configurable, describe, load, summaries
 from maestro_jax.config import registry as config_registry
 
 if TYPE_CHECKING:
@@ -103,6 +104,24 @@ def test_describe_refuses_an_unknown_name() -> None:
     configurable(Base)
     with pytest.raises(errors.ConfigError, match=r"'Bsae' is not a configurable \(did you mean 'Base'\?\)"):
         describe(["Bsae"])
+
+
+def test_summaries_are_first_lines_in_the_order_asked_for() -> None:
+    configurable("z")(Base)
+    configurable("a")(Derived)
+    assert list(summaries().items()) == [("a", "A part."), ("z", "A base.")]
+    assert list(summaries(["z", "a"])) == ["z", "a"]
+    with pytest.raises(errors.ConfigError, match="'b' is not a configurable") as caught:
+        summaries(["b"], set_by="--help")
+    assert caught.value.set_by == "--help"
+
+
+def test_the_name_in_a_config_is_the_registered_one_or_the_shortest_that_leads_there() -> None:
+    assert config_name(TestCase) == "unittest.TestCase"
+    assert config_name(dict.get) == "dict.get"
+    assert config_name(Base) == f"{__name__}.Base"
+    configurable("own")(Base)
+    assert config_name(Base) == "own"
 
 
 def test_functions_and_plain_classes_are_described() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypeVar
 import numpy as np
 import pytest
 
-from maestro_jax.config.types import NotGinText, WrongType, advice, check, gin_text, short
+from maestro_jax.config.types import NotGinText, WrongType, advice, check, gin_text, short, short_type
 
 
 class Quacks(Protocol):
@@ -146,6 +146,32 @@ def test_easy_mistakes_get_their_own_advice(value: Any, hint: Any, text: str) ->
 def test_what_gin_cannot_write_is_refused(value: Any) -> None:
     with pytest.raises(NotGinText):
         gin_text(value)
+
+
+ARRAYS = "typing.Union[jax.jaxlib._jax.Array, numpy.ndarray, numpy.bool, numpy.number, bool, int, float, complex]"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("tuple[int, ...]", "tuple[int, ...]"),
+        ("collections.abc.Callable[[flax.nnx.Rngs], typing.Any]", "Callable[[Rngs], Any]"),
+        ("Literal['a.b', \"c.d\", e.f]", "Literal['a.b', \"c.d\", f]"),
+        (ARRAYS, "Union[Array, ndarray, bool, number, bool, int, float, complex]"),
+        (
+            f"Union[float, jax.jaxlib._jax.Array, collections.abc.Callable[[{ARRAYS}], {ARRAYS}]]",
+            "Union[float, Array, Callable[[Union[...]], Union[...]]]",
+        ),
+        (f"dict[str, {ARRAYS}] | list[{ARRAYS}]", "dict[str, Union[...]] | list[Union[...]]"),
+        (
+            f"Literal[{', '.join(map(str, range(100, 130)))}]",
+            "Literal[100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113,...",
+        ),
+    ],
+)
+def test_a_type_is_shown_without_modules_and_not_too_long(text: str, wanted: str) -> None:
+    assert short_type(text) == wanted
+    assert len(wanted) <= 80
 
 
 def test_paths_are_written_as_text() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from maestro_jax.distill import distillation_sums
 
-NAMES = ("kl", "cross_entropy", "entropy", "correct")
+NAMES = ("kl", "cross_entropy", "teacher_entropy", "accuracy")
 
 
 def problem(
@@ -35,8 +35,8 @@ def plain(x: jax.Array, head: jax.Array, y: jax.Array, teacher: jax.Array, targe
     return {
         "kl": jnp.sum(mask * t**2 * jnp.sum(p * (log_p - log_q), axis=1)),
         "cross_entropy": jnp.sum(mask * hard),
-        "entropy": jnp.sum(mask * t**2 * -jnp.sum(p * log_p, axis=1)),
-        "correct": jnp.sum(mask * (jnp.argmax(student_logits, axis=1) == targets)),
+        "teacher_entropy": jnp.sum(mask * t**2 * -jnp.sum(p * log_p, axis=1)),
+        "accuracy": jnp.sum(mask * (jnp.argmax(student_logits, axis=1) == targets)),
     }
 
 
@@ -52,7 +52,7 @@ def test_values_and_gradients_equal_the_plain_formula(tokens: int, chunk: int, v
     for name in NAMES:
         np.testing.assert_allclose(got[name], wanted[name], rtol=2e-5, atol=1e-6, err_msg=name)
     # Weights that differ, so that a mixed up cotangent cannot cancel.
-    mixed = lambda sums: 0.7 * sums["kl"] + 0.2 * sums["cross_entropy"] + 5.0 * sums["entropy"] + 3.0 * sums["correct"]  # noqa: E731
+    mixed = lambda sums: 0.7 * sums["kl"] + 0.2 * sums["cross_entropy"] + 5.0 * sums["teacher_entropy"] + 3.0 * sums["accuracy"]  # noqa: E731
     gradients, wanted_gradients = (jax.jit(jax.grad(lambda *x, f=f: mixed(f(*x)), (0, 1)))(*inputs) for f in (ours, formula))
     for a, b in zip(gradients, wanted_gradients, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.max(jnp.abs(b))))
@@ -65,7 +65,7 @@ def test_kl_of_equal_models_is_zero_and_so_is_its_gradient(temperature: float) -
     sums, pull = jax.vjp(ours, x, head)
     zero = {name: jnp.zeros(()) for name in NAMES}
     assert abs(float(sums["kl"])) <= 1e-6 * float(jnp.sum(mask))
-    assert float(sums["entropy"]) > 1.0
+    assert float(sums["teacher_entropy"]) > 1.0
     assert all(float(jnp.max(jnp.abs(g))) < 1e-6 for g in pull({**zero, "kl": jnp.ones(())}))
 
 
@@ -74,7 +74,7 @@ def test_kl_and_entropy_add_up_to_the_soft_cross_entropy() -> None:
     sums = distillation_sums(*inputs, temperature=t, chunk=8)
     x, head, y, teacher, _, mask = inputs
     soft = -jnp.sum(jax.nn.softmax(y @ teacher.T / t) * jax.nn.log_softmax(x @ head.T / t), axis=1)
-    np.testing.assert_allclose(sums["kl"] + sums["entropy"], t**2 * jnp.sum(mask * soft), rtol=1e-5)
+    np.testing.assert_allclose(sums["kl"] + sums["teacher_entropy"], t**2 * jnp.sum(mask * soft), rtol=1e-5)
 
 
 def test_the_square_of_the_temperature_keeps_the_size_of_the_gradient() -> None:

@@ -49,7 +49,7 @@ def test_sums_are_those_of_the_students_hidden_states_and_both_heads() -> None:
     targets, mask = data["targets"].reshape(12), data["loss_mask"].reshape(12)
     flat = hidden.reshape(12, 8), heads[0], teacher_hidden.reshape(12, 12), heads[1], targets, mask
     wanted = distillation_sums(*flat, temperature=2.0, chunk=12)
-    assert set(got) == {"hidden", "kl", "cross_entropy", "entropy", "correct"}
+    assert set(got) == {"hidden", "kl", "cross_entropy", "teacher_entropy", "accuracy"}
     np.testing.assert_array_equal(got["hidden"], hidden)
     for name, value in wanted.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-5, err_msg=name)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
+from maestro_jax.config import load
 from maestro_jax.errors import GraphError
 from maestro_jax.graph import adapt
 from maestro_jax.graph.adapters import Batch, LogicalNames
@@ -216,6 +217,26 @@ def test_what_is_no_module_is_refused(module: Any, have: str) -> None:
         "  fix      pass one of these as Section.module\n"
         "  help     docs/errors.md#module-kind"
     )
+
+
+@pytest.mark.quick
+def test_a_linen_class_is_told_from_its_instance() -> None:
+    with pytest.raises(GraphError) as caught:
+        adapt(LinenModule, "a")
+    assert caught.value.have == "LinenModule is a Linen class"
+    assert caught.value.fix.startswith("pass an instance: LinenModule(...)")
+    assert caught.value.anchor == "module-kind"
+
+
+class Keyword(nnx.Module):
+    def __init__(self, width: int = 2, *, rngs: nnx.Rngs) -> None:
+        self.inner = nnx.Linear(width, width, rngs=rngs)
+
+
+def test_an_nnx_class_can_have_its_settings_in_a_config() -> None:
+    settings = ["Section.name=a", f"Section.module=@{__name__}.Keyword()", f"{__name__}.Keyword.width=5"]
+    module = load(None, settings, root="Section").build().module
+    assert adapt(module, "a").abstract({}, {})["inner/kernel"].shape == (5, 5)
 
 
 @pytest.mark.parametrize(("made", "have"), [(3, "int"), (LinenModule(), "LinenModule")])

@@ -128,8 +128,8 @@ def test_shrink_shares_devices_and_says_so() -> None:
     requests, notes = shrink([TEACHER, STUDENT], 4)
     assert [(r.submesh, r.replicas, dict(r.axes)) for r in requests] == [("shared", 1, {"tensor": 2}), ("shared", 2, {"tensor": 2})]
     assert notes == [
-        "the plan asks for 10 devices and 4 are here: sections share them and take turns",
-        "section 'student': replica=4 x tensor=2 = 8 devices became replica=2 x tensor=2 = 4 devices",
+        "the plan asks for 10 devices and there are 4: sections share them and take turns",
+        "section 'student': replicas=4 lowered to 2",
     ]
 
 
@@ -137,8 +137,8 @@ def test_shrink_to_one_device() -> None:
     requests, notes = shrink([TEACHER, STUDENT], 1)
     assert [(r.replicas, dict(r.axes)) for r in requests] == [(1, {"tensor": 1}), (1, {"tensor": 1})]
     assert notes[1:] == [
-        "section 'teacher': replica=1 x tensor=2 = 2 devices became replica=1 = 1 device",
-        "section 'student': replica=4 x tensor=2 = 8 devices became replica=1 = 1 device",
+        "section 'teacher': tensor=2 lowered to 1",
+        "section 'student': tensor=2 lowered to 1, replicas=4 lowered to 1",
     ]
 
 

@@ -102,7 +102,7 @@ def test_every_piece_crosses_once() -> None:
     line = wire(2, 3)
     pieces, devices = line.pieces(sent(line, rows(line), line.source), back=False)
     assert [next(iter(p.devices())).id for p in pieces] == [0, 1, 0, 1, 0, 1]
-    assert [d.id for d in devices] == [4, 5, 6, 4, 5, 6]
+    assert [next(iter(d.device_set)).id for d in devices] == [4, 5, 6, 4, 5, 6]
     assert sum(p.size for p in pieces) == ROWS * 3
 
 

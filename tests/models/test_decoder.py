@@ -169,7 +169,7 @@ def test_residuals_hold_no_second_copy_of_a_weight() -> None:
 def test_tensor_and_fsdp_axes_give_equal_results_and_never_gather(tied: bool) -> None:
     params, names, apply = parts(dataclasses.replace(TINY, tied=tied, dropout=0.1))
     batch = pack([[1, 2, 0], [3], [4], [0, 0, 0]], 20) | {"key": jnp.array([5, 6], jnp.uint32)}
-    both = jax.value_and_grad(lambda p, b: (lambda o: (o["cross_entropy"], o["correct"]))(apply(p, b)), has_aux=True)
+    both = jax.value_and_grad(lambda p, b: (lambda o: (o["cross_entropy"], o["accuracy"]))(apply(p, b)), has_aux=True)
     wanted = jax.device_get(jax.jit(both)(params, batch))
     mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4])
     with jax.set_mesh(mesh):

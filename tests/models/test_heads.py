@@ -46,7 +46,7 @@ def test_value_and_gradients_equal_the_plain_formula(tokens: int, chunk: int) ->
 def test_correct_counts_masked_hits_and_the_first_of_equal_logits_wins() -> None:
     logits = jnp.array([[0.0, 2.0, 2.0], [0.0, 2.0, 2.0], [3.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
     sums = cross_entropy_sums(logits, jnp.array([1, 2, 0, 0]), jnp.array([1.0, 1.0, 0.5, 0.0]))
-    assert float(sums["correct"]) == 1.5
+    assert float(sums["accuracy"]) == 1.5
 
 
 def test_masked_tokens_add_nothing_even_with_a_target_outside_of_the_vocabulary() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -33,6 +34,18 @@ def test_only_the_asked_slice_is_read(tmp_path: Path) -> None:
     stored = WeightFile(tmp_path / "w.safetensors", "the test").arrays("layers")["query"]
     assert stored.shape == (4, 6)
     assert stored[1:3, 2:4].tolist() == ARRAYS["layers/query"][1:3, 2:4].tolist()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no umask")
+@pytest.mark.parametrize(("umask", "permissions"), [(0o022, 0o644), (0o007, 0o660), (0o077, 0o600)])
+def test_permissions_follow_the_umask_also_over_an_unfinished_file(tmp_path: Path, umask: int, permissions: int) -> None:
+    (tmp_path / "w.safetensors.unfinished").touch(0o400)
+    before = os.umask(umask)
+    try:
+        save_weights(tmp_path / "w.safetensors", ARRAYS)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "w.safetensors").stat().st_mode & 0o777 == permissions
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -56,7 +56,7 @@ def test_different_numbers_of_items_at_the_ends_of_an_edge_are_refused() -> None
     sample = dataclasses.replace(SAMPLE, items={"text": (ITEM,), "other": (ITEM, ITEM)})
     with pytest.raises(DataError, match=r"cannot cross edge teacher.hidden->middle.hidden") as caught:
         check(sample, specs, teacher={"reads": "other"})
-    assert caught.value.have == "2 items at the producer and 1 at the consumer"
+    assert caught.value.have == f"items of {[ITEM.units] * 2} units at the producer and of {[ITEM.units]} at the consumer"
     check(dataclasses.replace(SAMPLE, items={"text": (ITEM,)}), specs, teacher={"reads": "other"})
 
 

@@ -7,14 +7,16 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from engines import Setup, build, worst_leaf
-from support import chain, text_samples
+from support import chain, student_functions, teacher_functions, text_samples
 
 from maestro_jax.data import Item, Sample
 from maestro_jax.errors import DataError, EdgeError, MeshError
+from maestro_jax.graph import Objective, SectionGraph
 from maestro_jax.runtime import dispatcher
 from maestro_jax.runtime.programs import SectionFunctions
 
@@ -237,3 +239,60 @@ def test_tasks_are_issued_in_the_order_of_the_schedule() -> None:
 def test_one_task_in_flight_is_enough() -> None:
     setup = build(chain(teacher={"trainable": True}), in_flight=1)
     assert worst_leaf(setup.gradients(SAMPLES), setup.reference(SAMPLES)[1]) < 1e-5
+
+
+def judged(**judge: Any) -> SectionGraph:
+    """A trained teacher whose only loss lies in a frozen section below it."""
+    return chain(teacher={"trainable": True}, middle={"trainable": True}, student={"trainable": False, **judge})
+
+
+def test_a_loss_in_a_frozen_section_is_reported_and_starts_anew_each_step() -> None:
+    setup = build(judged(replicas=2))
+    loss, gradients = setup.reference(SAMPLES)
+    assert worst_leaf(setup.gradients(SAMPLES), gradients) < 1e-5
+    first, second = (objectives_of(setup, SAMPLES, step) for step in range(2))
+    assert first["student/cross_entropy"] + 0.1 * first["student/square"] == pytest.approx(loss, rel=1e-5)
+    assert second["student/cross_entropy"] < first["student/cross_entropy"]
+
+
+def poisoned(name: str) -> Any:
+    """The student of `chain` with an objective that is not finite."""
+    init, apply = student_functions(8)
+    return init, lambda params, batch, hidden: {**apply(params, batch, hidden), name: jnp.float32(jnp.nan)}
+
+
+@pytest.mark.parametrize(("objective", "applied"), [("cross_entropy", 0.0), ("square", 1.0)])
+def test_only_weighted_objectives_decide_the_verdict_wherever_they_are(objective: str, applied: float) -> None:
+    objectives = {"cross_entropy": Objective(), "square": Objective(weight=0.0)}
+    setup = build(judged(module=poisoned(objective), objectives=objectives))
+    assert objectives_of(setup, SAMPLES)["applied"] == applied
+
+
+def test_padding_does_not_make_a_norm_nan() -> None:
+    """Rows of padding hold ones, so that a module may divide by their norm; real rows without a payload hold zeros."""
+    init, apply = student_functions(8)
+
+    def normalised(params: Any, batch: Any, hidden: Any) -> Any:
+        return apply(params, batch, hidden / jnp.linalg.norm(hidden, axis=-1, keepdims=True))
+
+    setup = build(chain(student={"module": (init, normalised), "microbatch": (64,)}))
+    assert worst_leaf(setup.gradients(SAMPLES), setup.reference(SAMPLES)[1]) < 1e-5
+
+
+def test_samples_of_several_items_fit_where_each_item_has_one_partner() -> None:
+    pieces = text_samples(15, shortest=40, longest=57)
+    samples = [Sample(id=f"m{n}", items={"text": tuple(p.items["text"][0] for p in pieces[5 * n : 5 * n + 5])}) for n in range(3)]
+    sizes = {"microbatch": 64}
+    setup = build(chain(teacher=sizes, middle=sizes, student={**sizes, "replicas": 2}))
+    assert worst_leaf(setup.gradients(samples), setup.reference(samples)[1]) < 1e-5
+
+
+def test_typed_keys_may_be_residuals() -> None:
+    init, apply = teacher_functions(8)
+
+    def noisy(params: Any, batch: Any) -> Any:
+        key = jax.random.wrap_key_data(batch["key"]) if "key" in batch else jax.random.key(0)
+        return jax.checkpoint(lambda p, k: {"hidden": apply(p, batch)["hidden"] * jax.random.uniform(k)})(params, key)
+
+    setup = build(chain(teacher={"module": (init, noisy), "replicas": 2}))
+    assert objectives_of(setup, SAMPLES)["applied"] == 1.0

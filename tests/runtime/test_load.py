@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from engines import build, worst_leaf
+from jax.experimental.compilation_cache import compilation_cache
 from support import chain, text_samples
 
 from maestro_jax.runtime import load
@@ -22,8 +23,11 @@ GRAPH = {"teacher": {"replicas": 2, "axes": {"tensor": 2}}, "student": {"replica
 def no_cache() -> Iterator[None]:
     """A CPU program that came from the compile cache cannot be serialised."""
     jax.config.update("jax_enable_compilation_cache", False)
+    # Whether the cache is used is decided once, until it is reset.
+    compilation_cache.reset_cache()
     yield
     jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 @pytest.mark.quick

@@ -95,7 +95,7 @@ def test_five_steps_of_descent() -> None:
 def distillation(**student: Any) -> SectionGraph:
     teacher = Decoder(vocab_size=40, layers=2, embed=16, heads=4, kv_heads=2, mlp=24, tied=True)
     small = Decoder(vocab_size=40, layers=1, embed=8, heads=2, kv_heads=2, mlp=16, tied=True)
-    objectives = {"kl": Objective(weight=0.5), "cross_entropy": Objective(weight=0.5), "entropy": Objective(weight=0.0)}
+    objectives = {"kl": Objective(weight=0.5), "cross_entropy": Objective(weight=0.5), "teacher_entropy": Objective(weight=0.0)}
     return SectionGraph(
         sections=(
             Section(name="teacher", module=teacher, trainable=False, axes={"tensor": 2}, microbatch=(64, 128), row_length=32),

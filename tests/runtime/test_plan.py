@@ -206,8 +206,8 @@ def test_too_few_devices_are_refused_or_shared() -> None:
         "student": [0, 1],
     }
     assert plan.notes == (
-        "the plan asks for 7 devices and 2 are here: sections share them and take turns",
-        "section 'student': replica=4 = 4 devices became replica=2 = 2 devices",
+        "the plan asks for 7 devices and there are 2: sections share them and take turns",
+        "section 'student': replicas=4 lowered to 2",
     )
 
 

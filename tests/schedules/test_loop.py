@@ -150,7 +150,7 @@ def test_forward_only_units_are_held_until_the_last_consumer_has_run_forward() -
 @given(workload=support.workloads())
 def test_nothing_is_held_in_the_end(workload: Workload) -> None:
     progress = progress_of(workload)
-    run(progress, replay(InOrder().schedule(workload)), Clock())
+    run(progress, replay(progress, InOrder().schedule(workload)), Clock())
     assert not any(progress.held.values())
     assert (progress.left, progress.nodes) == (0, {})
 
@@ -177,7 +177,8 @@ FORWARD, BACKWARD = ("forward", "forward_backward"), ("backward", "forward_backw
 @given(workload=support.workloads(), seed=st.integers(0, 9))
 def test_devices_that_end_tasks_in_any_order_keep_every_dependency(workload: Workload, seed: int) -> None:
     schedule, executor = InOrder().schedule(workload), Disorder(seed)
-    started = run(progress_of(workload), replay(schedule), executor)
+    progress = progress_of(workload)
+    started = run(progress, replay(progress, schedule), executor)
     assert [(t.section, t.kind, t.items) for t in started] == [(t.section, t.kind, t.items) for t in schedule.tasks]
     ended: set[Task] = set()
     for what, each in executor.events:

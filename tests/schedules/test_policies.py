@@ -36,7 +36,8 @@ def shared_file(name: str) -> Workload:
 
 
 def replayed(workload: Workload, schedule: Schedule) -> Schedule:
-    return Schedule(tasks=tuple(run(Progress(workload, cut(workload)), replay(schedule), Clock())))
+    progress = Progress(workload, cut(workload))
+    return Schedule(tasks=tuple(run(progress, replay(progress, schedule), Clock())))
 
 
 def named(schedule: Schedule) -> list[tuple[str, str, int]]:

@@ -93,6 +93,11 @@ class Progress:
         self.queues: dict[str, list[Key]] = {name: [] for name in workload.order}
         self.backlog: dict[tuple[str, int], list[Key]] = defaultdict(list)
         self._busy: set[tuple[str, int] | int] = set()
+        self._devices_of: dict[tuple[str, int], frozenset[tuple[str, int] | int]] = {
+            (name, replica): frozenset(section.devices[replica] if section.devices else [(name, replica)])
+            for name, section in workload.sections.items()
+            for replica in range(section.replicas)
+        }
         self._replica_of: dict[tuple[str, int], int] = {}
         self._times: list[int] = []
         # Forward-only micro-batches hold their units until the forward of their last consumer has ended.
@@ -182,7 +187,7 @@ class Progress:
 
     def idle(self, section: str, replica: int) -> bool:
         """Whether a replica and all its devices have no task."""
-        return not any(d in self._busy for d in self._devices(section, replica))
+        return self._busy.isdisjoint(self._devices_of[section, replica])
 
     def available(self, key: Key, now: int) -> bool:
         """Whether everything that a task waits for has ended and arrived."""
@@ -232,7 +237,7 @@ class Progress:
     def start(self, task: Task) -> None:
         """Marks a task as running: its replica's devices are busy and hold its units."""
         key = self.key_of(task)
-        self._busy |= self._devices(task.section, task.replica)
+        self._busy |= self._devices_of[task.section, task.replica]
         node = self.nodes[key]
         if node.microbatch is not None and node.kind != "backward":
             self.queues[task.section].remove(key)
@@ -248,7 +253,7 @@ class Progress:
     def finish(self, task: Task) -> None:
         """Marks a task as ended, frees its devices and what it held, and unblocks what waited for it."""
         key = self.key_of(task)
-        self._busy -= self._devices(task.section, task.replica)
+        self._busy -= self._devices_of[task.section, task.replica]
         self.free_since[task.section, task.replica] = task.end
         node = self.nodes.pop(key)
         for other, delay in node.unblocks:
@@ -277,10 +282,6 @@ class Progress:
 
     def _free(self, section: str, number: int) -> None:
         self.held[section, self._replica_of[section, number]] -= self._units[section, number]
-
-    def _devices(self, section: str, replica: int) -> set[tuple[str, int] | int]:
-        devices = self.workload.sections[section].devices
-        return set(devices[replica]) if devices else {(section, replica)}
 
 
 Chooser = Callable[[Progress, int], Task | None]

@@ -11,12 +11,16 @@ from typing import Any
 
 from ..config import check_fields, configurable
 from ..data.samples import Item
-from ..errors import ConfigError, DataError, set_by
+from ..errors import ConfigError, DataError, did_you_mean, set_by
 
 DEFAULT_RULES: Mapping[str, str | None] = MappingProxyType(
-    {"vocab": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "rows": "fsdp"}
+    {"vocab": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "embed": "fsdp"}
 )
-"""Logical axis name -> mesh axis; names that are not listed are not split."""
+"""Logical axis name -> mesh axis; names that are not listed are not split. Rows of data are split over `fsdp` always."""
+
+
+POLICIES = ("dots_saveable", "dots_with_no_batch_dims_saveable", "everything_saveable", "nothing_saveable")
+"""Policies of `jax.checkpoint_policies` that need no arguments."""
 
 
 @configurable
@@ -113,6 +117,8 @@ class Section:
         rules: logical axis name -> mesh axis, added to the default rules.
         microbatch: the bucket ladder in units, ascending: one size, or several.
         row_length: units in one row of a micro-batch; None makes it one row.
+        remat: what a forward keeps for its backward: "none" recomputes nothing (all residuals are kept), "inputs" keeps only what the
+            section received and runs it again, the name of a `jax.checkpoint_policies` policy keeps what that policy saves.
         dtype: precision of parameters and activations in compute; master parameters and sums are float32.
         fan_in: most producer micro-batches that feed one of its micro-batches, per edge; None: one more than their sizes need.
         fan_out: most consumer micro-batches that one of its micro-batches feeds, per edge; None: one more than their sizes need.
@@ -134,6 +140,7 @@ class Section:
     rules: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     microbatch: int | tuple[int, ...] = 1024
     row_length: int | None = None
+    remat: str = "none"
     dtype: str = "float32"
     fan_in: int | None = None
     fan_out: int | None = None
@@ -151,6 +158,9 @@ class Section:
             self._refuse(
                 "axes", "axis names other than 'replica' with sizes of at least 1", str(bad), "correct the sizes; replicas is its own field"
             )
+        if self.remat not in ("none", "inputs", *POLICIES):
+            close = did_you_mean(self.remat, list(POLICIES))
+            self._refuse("remat", f"'none', 'inputs', or one of {', '.join(POLICIES)}{close}", repr(self.remat), "choose one of these")
         if self.dtype not in ("float32", "bfloat16"):
             self._refuse("dtype", "float32 or bfloat16", repr(self.dtype), "choose one of the two")
         self._check_buckets()

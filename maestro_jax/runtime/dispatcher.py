@@ -128,13 +128,13 @@ class Dispatcher:
     def _forward(self, task: Task) -> jax.Array:
         micro = (task.section, task.items)
         slots = self._arrived(task)
-        keeps = self.plan.graph.runs_backward[task.section] and self.prepared.training
+        runs_backward = self.plan.graph.runs_backward[task.section] and self.prepared.training
         kind = "evaluate" if self.plan.graph.runs_backward[task.section] and not self.prepared.training else "forward"
         gradients, sums = self._take(task)
         out = self._call(task, kind, *self._inputs(task, slots), sums)
         payload, new_sums, marker = out[0], out[1], out[-1]
-        if keeps:
-            self.saved[micro] = Saved(slots, out[2])
+        if runs_backward:
+            self.saved[micro] = Saved(slots, out[2] if self.plan.sections[task.section].keeps_residuals else ())
         self._put(task, gradients, new_sums)
         self._send(task, payload)
         return marker

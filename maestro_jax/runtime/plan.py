@@ -31,6 +31,7 @@ class SectionPlan:
         frozen: path -> shape of the others, in compute precision.
         specs: path -> how compute parameters lie inside a replica.
         master_specs: path -> how master parameters lie over the section's mesh (spread over replicas).
+        keeps_residuals: whether a forward keeps residuals for a backward.
     """
 
     section: Section
@@ -40,6 +41,7 @@ class SectionPlan:
     frozen: Mapping[str, jax.ShapeDtypeStruct]
     specs: Mapping[str, PartitionSpec]
     master_specs: Mapping[str, PartitionSpec]
+    keeps_residuals: bool
 
     @property
     def compute(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -135,13 +137,14 @@ def make_plan(graph: SectionGraph, specs: Specs, devices: Sequence[Any], *, shar
     shapes = graph_shapes(graph, specs)
     sections = {}
     for name in graph.order:
-        sections[name], more = _plan_section(graph[name], shapes.sections[name], submeshes[name])
+        sections[name], more = _plan_section(graph, name, shapes.sections[name], submeshes[name])
         notes += more
     edges = {e.label: _plan_edge(graph, e, shapes, submeshes) for e in graph.edges}
     return Plan(graph=graph, sections=sections, edges=edges, notes=tuple(notes))
 
 
-def _plan_section(section: Section, shapes: SectionShapes, submesh: Submesh) -> tuple[SectionPlan, list[str]]:
+def _plan_section(graph: SectionGraph, name: str, shapes: SectionShapes, submesh: Submesh) -> tuple[SectionPlan, list[str]]:
+    section = graph[name]
     rules = {**DEFAULT_RULES, **section.rules}
     _check_axes(section, rules)
     unknown = {name: axis for name, axis in section.rules.items() if axis is not None and axis not in submesh.axes}
@@ -164,7 +167,16 @@ def _plan_section(section: Section, shapes: SectionShapes, submesh: Submesh) -> 
     frozen = {p: compute_shape(s, section.dtype) for p, s in shapes.params.items() if not is_trained[p]}
     master = {p: spread_over_replicas(s.shape, specs[p], submesh.replicas) for p, s in trained.items()}
     _check_patterns(section, shapes)
-    plan = SectionPlan(section=section, shapes=shapes, submesh=submesh, trained=trained, frozen=frozen, specs=specs, master_specs=master)
+    plan = SectionPlan(
+        section=section,
+        shapes=shapes,
+        submesh=submesh,
+        trained=trained,
+        frozen=frozen,
+        specs=specs,
+        master_specs=master,
+        keeps_residuals=graph.runs_backward[name] and section.remat != "inputs",
+    )
     return plan, notes
 
 

@@ -49,6 +49,10 @@ class SectionFunctions:
         self.out = plan.out_of(section.section.name)
         self.objectives = tuple(section.section.objectives)
         self.residuals: Residuals | None = None
+        remat = section.section.remat
+        self.recomputes = remat == "inputs"
+        apply = section.shapes.adapter.apply
+        self._apply = apply if remat in ("none", "inputs") else jax.checkpoint(apply, policy=getattr(jax.checkpoint_policies, remat))
 
     # -- kinds of program
 
@@ -71,9 +75,12 @@ class SectionFunctions:
         self, params: Tree, frozen: Tree, feed: Tree, slots: Tree, kept: Tree, cotangents: Tree, gradients: Tree
     ) -> tuple[Tree, Tree, jax.Array]:
         """Returns (cotangents of the slots that lead to something trainable, gradients with this micro-batch added, marker)."""
-        if self.residuals is None:
+        if self.recomputes:
+            vjp = self._vjp(params, frozen, feed, slots)[3]
+        elif self.residuals is not None:
+            vjp = self.residuals.refill(jax.tree.leaves((params, frozen, feed, slots)), kept)
+        else:
             raise RuntimeError("a backward is traced after its forward")
-        vjp = self.residuals.refill(jax.tree.leaves((params, frozen, feed, slots)), kept)
         found, back = vjp((cotangents, jnp.ones((), jnp.float32)))
         return back, _accumulated(gradients, found), _marker()
 
@@ -102,7 +109,7 @@ class SectionFunctions:
         """Returns (payload, scaled loss, objective sums `[M]`)."""
         padding = feed["batch"]["segment_ids"].reshape(-1) == 0
         inputs = {e.edge.input: self._placed(e, slots[e.edge.label], feed["place"][e.edge.label], padding) for e in self.into}
-        returned = self.section.shapes.adapter.apply({**params, **frozen}, feed["batch"], inputs)
+        returned = self._apply({**params, **frozen}, feed["batch"], inputs)
         payload = {e.edge.label: self._gathered(e, returned[e.edge.output], feed["gather"][e.edge.label]) for e in self.out}
         if not self.objectives:
             return payload, jnp.zeros((), jnp.float32), {}

@@ -45,7 +45,7 @@ class TaskPrograms:
     def takes(self, kind: str, replica: int) -> tuple[Tree, ...]:
         """Shapes of everything that a kind of program takes on a replica."""
         a = self.arguments
-        training = kind != "evaluate" and (kind != "forward" or self._keeps_residuals())
+        training = kind != "evaluate" and (kind != "forward" or a.plan.graph.runs_backward[a.section.section.name])
         inputs = a.params(replica), a.frozen(replica), a.feed(self.bucket, replica, training), a.slots_in(replica)
         if kind == "backward":
             return *inputs, self._residuals(replica), a.slots_out(replica), a.gradients(replica)
@@ -54,7 +54,7 @@ class TaskPrograms:
         return *inputs, a.sums(replica)
 
     def _keeps_residuals(self) -> bool:
-        return self.arguments.plan.graph.runs_backward[self.arguments.section.section.name]
+        return self.arguments.section.keeps_residuals
 
     def _compile(self, kind: str, replica: int) -> Any:
         function, donated = self._function(kind)
@@ -90,5 +90,7 @@ class TaskPrograms:
 
     def _residuals(self, replica: int) -> Tree:
         """Residuals as the compiled forward of a replica lays them out, which its lowered program does not know yet."""
+        if not self._keeps_residuals():
+            return ()
         shapes, places = self._made["forward", 0].out_info[2], self._made["forward", replica].output_shardings[2]
         return jax.tree.map(lambda shape, place: shaped(shape.shape, shape.dtype, place), shapes, places)

@@ -1,4 +1,4 @@
-"""What several tests build: random text samples, and a small graph teacher -> middle -> student of plain functions.
+"""What several tests build: random text samples, and small graphs of plain functions (a chain, or wired as a test says).
 
 `import support` works in every test: pytest puts this folder on the path.
 
@@ -7,12 +7,15 @@ Dimensions: R rows, L length, D width, V vocabulary.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from maestro_jax.data import ArraySpec, Item, Sample
 from maestro_jax.graph import Objective, Section, SectionGraph
@@ -108,3 +111,65 @@ def chain(width: int = WIDTH, **overrides: Mapping[str, Any]) -> SectionGraph:
     if unknown:
         raise ValueError(f"chain has no sections {sorted(unknown)}")
     return SectionGraph(sections=tuple(Section(name=name, **{**values, **overrides.get(name, {})}) for name, values in fields.items()))
+
+
+WIRINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "pair": {"a": (), "b": ("a",)},
+    "chain": {"a": (), "b": ("a",), "c": ("b",)},
+    "long": {"a": (), "b": ("a",), "c": ("b",), "d": ("c",)},
+    "triangle": {"a": (), "b": ("a",), "c": ("a", "b")},
+    "diamond": {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")},
+}
+"""Name of a graph -> its sections, producers first, each with the sections whose `hidden` it takes."""
+
+LOGICAL_NAMES: Mapping[str, tuple[str, ...]] = {"embed": ("vocab", "embed"), "inner": ("embed", "mlp"), "head": ("vocab", "embed")}
+"""Logical names of the parameters of all functions here."""
+
+
+class Named(nnx.Module):
+    """Plain functions as a module whose parameters declare logical names, so that mesh axes can split them."""
+
+    def __init__(self, functions: Functions, rngs: nnx.Rngs) -> None:
+        init, self.apply = functions
+        made = init(rngs.params())
+        self.paths = tuple(made)
+        for path, value in made.items():
+            setattr(self, path, nnx.Param(value, out_sharding=LOGICAL_NAMES[path], eager_sharding=False))
+
+    def __call__(self, batch: Mapping[str, jax.Array], **inputs: jax.Array) -> dict[str, jax.Array]:
+        return self.apply({path: getattr(self, path)[...] for path in self.paths}, batch, **inputs)
+
+
+def joining(functions: Functions) -> Functions:
+    """Functions that take `hidden`, as functions of any number of inputs: their product, so that each one's gradient needs the others."""
+    init, apply = functions
+
+    def joined(params: Mapping[str, jax.Array], batch: Mapping[str, jax.Array], **inputs: jax.Array) -> dict[str, jax.Array]:
+        return apply(params, batch, hidden=math.prod(1.0 + inputs[name] for name in sorted(inputs)))
+
+    return init, joined
+
+
+def wired(wiring: str, width: int = WIDTH, **overrides: Mapping[str, Any]) -> SectionGraph:
+    """Makes a graph of sections a, b, ...: the first embeds tokens, the last has two objectives, those between pass rows on.
+
+    Args:
+        wiring: a name of `WIRINGS`.
+        width: of every section.
+        overrides: section name -> fields of its `Section` to set.
+    """
+    producers = WIRINGS[wiring]
+    consumed = {name for names in producers.values() for name in names}
+    sections = []
+    for name, taken in producers.items():
+        functions = middle_functions(width) if name in consumed else student_functions(width)
+        functions = joining(functions) if taken else teacher_functions(width)
+        objectives = {} if name in consumed else {"cross_entropy": Objective(), "square": Objective(weight=0.1)}
+        fields = {
+            "module": functools.partial(Named, functions),
+            "inputs": {f"from_{each}": f"{each}.hidden" for each in taken},
+            "objectives": objectives,
+            "microbatch": 32,
+        }
+        sections.append(Section(name=name, **{**fields, **overrides.get(name, {})}))
+    return SectionGraph(sections=tuple(sections))

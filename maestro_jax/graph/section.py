@@ -120,6 +120,8 @@ class Section:
         remat: what a forward keeps for its backward: "none" recomputes nothing (all residuals are kept), "inputs" keeps only what the
             section received and runs it again, the name of a `jax.checkpoint_policies` policy keeps what that policy saves.
         dtype: precision of parameters and activations in compute; master parameters and sums are float32.
+        max_bytes: most bytes that the micro-batches in flight of one replica may hold on a device: residuals, payloads and data, from
+            their forward to their backward (or to the forward of their consumers); None: no limit.
         fan_in: most producer micro-batches that feed one of its micro-batches, per edge; None: one more than their sizes need.
         fan_out: most consumer micro-batches that one of its micro-batches feeds, per edge; None: one more than their sizes need.
     """
@@ -142,6 +144,7 @@ class Section:
     row_length: int | None = None
     remat: str = "none"
     dtype: str = "float32"
+    max_bytes: int | None = None
     fan_in: int | None = None
     fan_out: int | None = None
 
@@ -149,7 +152,7 @@ class Section:
         check_fields(self)
         if not self.name.isidentifier():
             self._refuse("name", "a name made of letters, digits and underscores", repr(self.name), "rename the section")
-        for field in ("replicas", "fan_in", "fan_out"):
+        for field in ("replicas", "max_bytes", "fan_in", "fan_out"):
             value = getattr(self, field)
             if value is not None and value < 1:
                 self._refuse(field, "a whole number, at least 1", str(value), f"set {field} to 1 or more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,3 +113,8 @@ def shaped(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeS
 def shardings(tree: Any) -> Any:
     """The shardings of a tree of shapes."""
     return jax.tree.map(lambda s: s.sharding, tree)
+
+
+def bytes_on_a_device(leaf: jax.ShapeDtypeStruct) -> int:
+    """Bytes of an array on each device of its sharding."""
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize

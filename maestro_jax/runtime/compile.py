@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .arguments import REPLICATED, Arguments, shaped, shardings
+from ..errors import ConfigError, set_by
+from .arguments import REPLICATED, Arguments, bytes_on_a_device, shaped, shardings
 from .plan import Plan
 from .programs import SectionFunctions, make_apply, make_reduce
 from .task_programs import TaskPrograms
@@ -61,6 +62,12 @@ class Compiled:
         clip_norm: bound on the joint gradient norm, or None.
         evaluation: whether forward programs without residuals are needed for trainable sections too.
         progress: called after each program.
+
+    Attributes:
+        bucket_bytes: section -> bytes that a micro-batch of each bucket holds on a device while it is in flight.
+
+    Raises:
+        ConfigError: a section's `max_bytes` does not hold its largest micro-batch.
     """
 
     def __init__(
@@ -91,6 +98,8 @@ class Compiled:
             self.programs.append(program)
             if progress is not None:
                 progress(program, len(self.programs), len(jobs))
+        self.bucket_bytes = {name: tuple(self._bytes_in_flight(name, b) for b in s.section.buckets) for name, s in plan.sections.items()}
+        self._check_bytes()
 
     def __getitem__(self, key: tuple[str, str, int, int]) -> Any:
         """The compiled program of (section, kind, bucket, replica)."""
@@ -120,6 +129,28 @@ class Compiled:
             yield (name, "reduce", 0, 0), functools.partial(self._reduce, name)
         for name in self.trained:
             yield (name, "apply", 0, 0), functools.partial(self._apply, name, clip_norm)
+
+    def _bytes_in_flight(self, name: str, bucket: int) -> int:
+        """Bytes that a micro-batch holds on a device from its forward on: data, payloads at both ends, residuals."""
+        arguments, section = self.arguments[name], self.plan.sections[name]
+        held = [arguments.feed(bucket, 0, True), arguments.slots_in(0), arguments.slots_out(0)]
+        if section.keeps_residuals and (name, "forward", bucket, 0) in self._table:
+            forward = self._table[name, "forward", bucket, 0]
+            held.append(jax.tree.map(lambda i, s: shaped(i.shape, i.dtype, s), forward.out_info[2], forward.output_shardings[2]))
+        return sum(bytes_on_a_device(leaf) for leaf in jax.tree.leaves(held))
+
+    def _check_bytes(self) -> None:
+        for section in self.plan.graph.sections:
+            needed = max(self.bucket_bytes[section.name])
+            if section.max_bytes is not None and section.max_bytes < needed:
+                raise ConfigError(
+                    f"section {section.name!r} may not hold even one of its micro-batches.",
+                    wanted=f"max_bytes of at least {needed}: data, payloads and residuals of the largest micro-batch on one device",
+                    have=str(section.max_bytes),
+                    fix="raise max_bytes, lower microbatch, or keep less for the backward (remat='inputs')",
+                    anchor="max-bytes",
+                    set_by=set_by(section, "max_bytes"),
+                )
 
     def _optimizer_state(self, name: str) -> Tree:
         """Shapes of the optimizer state; leaves that belong to a parameter lie as its master copy does."""

@@ -97,13 +97,16 @@ class PreparedStep:
     active: Mapping[str, jax.Array]
 
 
-def make_workload(plan: Plan, samples: Sequence[Sample], training: bool) -> Workload:
+def make_workload(
+    plan: Plan, samples: Sequence[Sample], training: bool, bucket_bytes: Mapping[str, tuple[int, ...]] | None = None
+) -> Workload:
     """Describes a global batch to the scheduler: a task costs its bucket's units, twice that for a backward.
 
     Args:
         plan: where sections run.
         samples: of the batch, in arrival order; their numbers are the workload's sample ids.
         training: whether sections run backward and update.
+        bucket_bytes: section -> bytes that a micro-batch of each bucket holds in flight; None: not known, and not limited.
     """
     devices = {d: n for n, d in enumerate(dict.fromkeys(d for s in plan.sections.values() for d in s.submesh.mesh.devices.flat))}
     sections = {}
@@ -118,6 +121,8 @@ def make_workload(plan: Plan, samples: Sequence[Sample], training: bool) -> Work
             backward=Cost(per_unit=2),
             devices=tuple(tuple(devices[d] for d in mesh.replica_devices(r)) for r in range(mesh.replicas)),
             row_length=section.section.row_length,
+            bucket_bytes=bucket_bytes[name] if bucket_bytes else None,
+            max_bytes=section.section.max_bytes if bucket_bytes else None,
         )
     # Several edges between two sections are one dependency; their fan limits are equal, because sections set them.
     pairs = {(e.edge.producer, e.edge.consumer): e for e in plan.edges.values()}
@@ -144,7 +149,7 @@ class Preparer:
         """
         for sample in samples:
             check_sample(self.plan, self.specs, sample)
-        workload = make_workload(self.plan, samples, training)
+        workload = make_workload(self.plan, samples, training, self.compiled.bucket_bytes)
         schedule = self.policy.schedule(workload)
         tasks = [t for t in schedule.tasks if t.kind in ("forward", "forward_backward")]
         packed = {(t.section, t.items): self._pack(t, samples) for t in tasks}

@@ -97,11 +97,13 @@ class _Fans:
         return set(zip(produced, consumed, strict=False)) if edge.paired else set(itertools.product(produced, consumed))
 
 
-def cut(workload: Workload) -> list[Microbatch]:
+def cut(workload: Workload, aligned: bool = False) -> list[Microbatch]:
     """Cuts every step in arrival order, filling the largest bucket greedily and then taking the smallest that holds the items.
 
     Args:
         workload: what is to be done.
+        aligned: close the micro-batches of all sections together, so that those of one group of samples need no others: any
+            limit that holds one group keeps a schedule going.
 
     Returns:
         Micro-batches, by step, then section (producers first), then arrival.
@@ -112,7 +114,7 @@ def cut(workload: Workload) -> list[Microbatch]:
     made: list[Microbatch] = []
     counts = dict.fromkeys(workload.order, 0)
     for step, samples in enumerate(workload.steps):
-        open_by_section = _cut_step(workload, samples)
+        open_by_section = _cut_step(workload, samples, aligned)
         for name in workload.order:
             for filled in open_by_section[name].closed:
                 made.append(_finished(workload, name, step, counts[name], filled))
@@ -134,7 +136,7 @@ def microbatches_of(workload: Workload, tasks: Iterable[Task]) -> list[Microbatc
     return found
 
 
-def _cut_step(workload: Workload, samples: Iterable[SampleWork]) -> dict[str, _Open]:
+def _cut_step(workload: Workload, samples: Iterable[SampleWork], aligned: bool) -> dict[str, _Open]:
     state = {name: _Open(workload.sections[name]) for name in workload.order}
     fans = _Fans(workload)
     for sample in samples:
@@ -145,6 +147,11 @@ def _cut_step(workload: Workload, samples: Iterable[SampleWork]) -> dict[str, _O
                 pieces = [((sample.id, n), u) for n, u in enumerate(units)]
                 trial[name], used[name] = state[name].extended(pieces, name in forced)
             crowded = fans.sections_over_limit(used)
+            if aligned and not forced and any(len(trial[name].closed) > len(state[name].closed) for name in trial):
+                forced = set(state)
+                for section in state.values():
+                    section.close()
+                continue
             if not crowded:
                 break
             if forced >= sample.items.keys():

@@ -89,6 +89,7 @@ class Progress:
         self.workload = workload
         self.nodes: dict[Key, _Node] = {}
         self.held: dict[tuple[str, int], int] = defaultdict(int)
+        self.held_bytes: dict[tuple[str, int], int] = defaultdict(int)
         self.free_since: dict[tuple[str, int], int] = defaultdict(int)
         self.queues: dict[str, list[Key]] = {name: [] for name in workload.order}
         self.backlog: dict[tuple[str, int], list[Key]] = defaultdict(list)
@@ -111,6 +112,7 @@ class Progress:
     def _build(self, microbatches: list[Microbatch]) -> None:
         self._by_items = {(m.section, m.step, m.items): m.number for m in microbatches}
         self._units = {(m.section, m.number): sum(m.units) for m in microbatches}
+        self._bytes = {(m.section, m.number): self.workload.sections[m.section].bytes_of(m.bucket) for m in microbatches}
         # Per section: which micro-batches hold an item, and which hold any item of a sample (item None).
         found: dict[tuple[str, int, int | None], set[int]] = defaultdict(set)
         for m in microbatches:
@@ -195,7 +197,7 @@ class Progress:
         return node.waits == 0 and node.available <= now
 
     def fits(self, key: Key, replica: int) -> bool:
-        """Whether a replica may start this task: parameters are up to date and the units that it would hold are within its limit."""
+        """Whether a replica may start this task: parameters are up to date, and what it would hold is within its limits."""
         node = self.nodes[key]
         if node.microbatch is None or node.kind == "backward":
             return True
@@ -203,7 +205,10 @@ class Progress:
         before = ("update", node.section, (node.step - 1) * section.replicas + replica)
         if section.trainable and node.step and before in self.nodes:
             return False
-        return self.held[node.section, replica] + self._units[node.section, key[2]] <= section.max_inflight
+        held, held_bytes = self.held[node.section, replica], self.held_bytes[node.section, replica]
+        if section.max_bytes is not None and held_bytes + section.bytes_of(node.microbatch.bucket) > section.max_bytes:
+            return False
+        return held + self._units[node.section, key[2]] <= section.max_inflight
 
     def next_availability(self, now: int) -> int | None:
         """The earliest time after `now` at which a task whose dependencies have ended becomes available."""
@@ -242,7 +247,7 @@ class Progress:
         if node.microbatch is not None and node.kind != "backward":
             self.queues[task.section].remove(key)
             self._replica_of[task.section, key[2]] = task.replica
-            self.held[task.section, task.replica] += self._units[task.section, key[2]]
+            self._hold(task.section, key[2], 1)
             if node.kind == "forward" and self.workload.runs_backward[task.section]:
                 backward: Key = ("backward", task.section, key[2])
                 self.nodes[backward].replica = task.replica
@@ -269,19 +274,22 @@ class Progress:
     def _release(self, kind: Kind, section: str, number: int) -> None:
         """Frees the units that the end of a task makes unnecessary: its own after a backward, else those of producers that are served."""
         if kind != "forward":
-            self._free(section, number)
+            self._hold(section, number, -1)
         if kind == "backward":
             return
         for producer in self._producers[section, number]:
             if producer in self._unserved:
                 self._unserved[producer] -= 1
                 if not self._unserved[producer]:
-                    self._free(*producer)
+                    self._hold(*producer, -1)
         if self._unserved.get((section, number)) == 0:
-            self._free(section, number)
+            self._hold(section, number, -1)
 
-    def _free(self, section: str, number: int) -> None:
-        self.held[section, self._replica_of[section, number]] -= self._units[section, number]
+    def _hold(self, section: str, number: int, sign: int) -> None:
+        """Adds what a micro-batch holds to its replica, or takes it away with a sign of -1."""
+        place = section, self._replica_of[section, number]
+        self.held[place] += sign * self._units[section, number]
+        self.held_bytes[place] += sign * self._bytes[section, number]
 
 
 Chooser = Callable[[Progress, int], Task | None]
@@ -324,7 +332,7 @@ def _stuck(progress: Progress) -> ScheduleError:
         f"the schedule is stuck with {progress.left} tasks left.",
         wanted="a task that may start",
         have=f"{', '.join(waiting[:5]) or 'nothing'} cannot start; units held: {held}",
-        fix="raise max_inflight of the sections that hold the most, or use smaller micro-batches",
+        fix="raise max_inflight or max_bytes of the sections that hold the most, or use smaller micro-batches",
         anchor="schedule-stuck",
         set_by="the workload",
     )

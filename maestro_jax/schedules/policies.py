@@ -31,8 +31,7 @@ class InOrder:
 
     def schedule(self, workload: Workload) -> Schedule:
         """Cuts in arrival order and runs the clock."""
-        progress = Progress(workload, cut(workload))
-        return Schedule(tasks=tuple(run(progress, _in_order, Clock())))
+        return _scheduled(workload, _in_order)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,13 +40,22 @@ class Sequential:
 
     def schedule(self, workload: Workload) -> Schedule:
         """Cuts in arrival order and starts a task only when nothing else runs."""
-        progress = Progress(workload, cut(workload))
 
         def choose(progress: Progress, now: int) -> Task | None:
             everyone_idle = all(progress.idle(name, r) for name, s in workload.sections.items() for r in range(s.replicas))
             return _in_order(progress, now) if everyone_idle else None
 
-        return Schedule(tasks=tuple(run(progress, choose, Clock())))
+        return _scheduled(workload, choose)
+
+
+def _scheduled(workload: Workload, choose: Chooser) -> Schedule:
+    """Runs the clock; where a memory limit gets it stuck, again with the micro-batches of all sections cut alike."""
+    try:
+        return Schedule(tasks=tuple(run(Progress(workload, cut(workload)), choose, Clock())))
+    except ScheduleError as stuck:
+        if stuck.anchor != "schedule-stuck":
+            raise
+        return Schedule(tasks=tuple(run(Progress(workload, cut(workload, aligned=True)), choose, Clock())))
 
 
 def replay(progress: Progress, schedule: Schedule) -> Chooser:

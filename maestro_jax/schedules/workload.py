@@ -41,6 +41,8 @@ class SectionWork:
         update: nanoseconds of an update.
         devices: device numbers of each replica; tasks that share one never overlap. None: devices of its own.
         row_length: units in one row; items never straddle rows. None: a micro-batch is one row.
+        bucket_bytes: bytes that a micro-batch of each bucket holds on a device while it is in flight. None: not known.
+        max_bytes: most of these bytes that one replica may hold at a time. None: no limit.
     """
 
     replicas: int
@@ -52,6 +54,12 @@ class SectionWork:
     update: int = 0
     devices: tuple[tuple[int, ...], ...] | None = None
     row_length: int | None = None
+    bucket_bytes: tuple[int, ...] | None = None
+    max_bytes: int | None = None
+
+    def bytes_of(self, bucket: int) -> int:
+        """Bytes that a micro-batch of this bucket holds while it is in flight; 0 where that is not known."""
+        return self.bucket_bytes[self.buckets.index(bucket)] if self.bucket_bytes else 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,6 +210,9 @@ def _check_section(name: str, section: SectionWork) -> None:
         "ascending buckets of at least 1 unit": not buckets or buckets[0] < 1 or list(buckets) != sorted(set(buckets)),
         "devices for each replica": devices is not None and (len(devices) != section.replicas or not all(devices)),
         "a row_length that divides every bucket": row is not None and (row < 1 or any(b % row for b in buckets)),
+        "as many bucket_bytes as buckets": section.bucket_bytes is not None and len(section.bucket_bytes) != len(buckets),
+        "a max_bytes that holds its largest micro-batch": section.max_bytes is not None
+        and section.max_bytes < max(section.bucket_bytes or (0,)),
     }
     for wanted, is_wrong in wrong.items():
         if is_wrong:
@@ -220,6 +231,8 @@ def _section_from_json(raw: Mapping[str, Any]) -> SectionWork:
         update=raw["update"],
         devices=tuple(tuple(d) for d in devices) if devices else None,
         row_length=raw.get("row_length"),
+        bucket_bytes=tuple(raw["bucket_bytes"]) if raw.get("bucket_bytes") else None,
+        max_bytes=raw.get("max_bytes"),
     )
 
 

@@ -6,14 +6,20 @@ Dimensions: G rows of a slot, D width, K stripes.
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engines import build
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from support import text_samples
 
 from maestro_jax.errors import MeshError
+from maestro_jax.graph import Objective, Section, SectionGraph
 from maestro_jax.meshes import Parcel, Wire, move, on_every_device, transfers
 
 COUNTS = (1, 2, 3, 4)
@@ -190,3 +196,100 @@ def test_a_scalar_reaches_every_device_without_a_host_read(source: int, target: 
     assert (copy.sharding, copy.shape, copy.dtype) == (sharding, (), jnp.float32)
     assert [float(s.data) for s in copy.addressable_shards] == [2.5] * target
     assert [s.device.id for s in copy.addressable_shards] == list(range(4, 4 + target))
+
+
+SAMPLES = text_samples(16, longest=12)
+"""Each counts 1 in the loss; a power of two, so that the division by their number is exact."""
+
+
+def bilinear(source: int, target: int) -> SectionGraph:
+    """Two sections whose loss is <A x, y> / samples: x are the producer's rows, y weighs the consumer's, and A moves rows."""
+
+    def whole_numbers(rows: int) -> Callable[[jax.Array], Any]:
+        return lambda key: {"values": jax.random.randint(key, (rows, 3), -4, 5).astype(jnp.float32)}
+
+    def produce(params: Any, batch: Any) -> Any:
+        return {"x": params["values"][None]}
+
+    def consume(params: Any, batch: Any, x: jax.Array) -> Any:
+        real_RL = (batch["segment_ids"] > 0).astype(jnp.float32)
+        return {"product": (x * params["values"][None] * real_RL[..., None]).sum()}
+
+    objectives = {"product": Objective(count=lambda item: 1.0)}
+    first = Section(name="a", module=(whole_numbers(36), produce), microbatch=36, axes={"tensor": source})
+    inputs = {"x": "a.x"}
+    second = (whole_numbers(28), consume)
+    return SectionGraph(
+        sections=(
+            first,
+            Section(name="b", module=second, inputs=inputs, objectives=objectives, microbatch=28, axes={"tensor": target}),
+        )
+    )
+
+
+@pytest.mark.parametrize(("source", "target"), [pair for pair in PAIRS if pair[0] != pair[1]])
+def test_rows_return_by_the_adjoint_of_how_they_came(source: int, target: int) -> None:
+    """<A x, y> = <x, A' y> over all micro-batches of a step: A x is the gradient of y, and A' y the gradient of x.
+
+    Numbers are whole and small, so that float32 is exact. A gathers, moves and places; A' comes from the backward programs
+    and from sending back.
+    """
+    setup = build(bilinear(source, target), devices=source + target)
+    x, y = (setup.engine.parameters(name)["values"].astype(np.float64) for name in ("a", "b"))
+    found = setup.gradients(SAMPLES)
+    there, back = found["b"]["values"], found["a"]["values"]
+    assert (there * y).sum() == (x * back).sum() != 0
+    assert np.abs(there).max() > 0.25, "the rows of several micro-batches add up"
+
+
+LOOPS = 100
+
+
+def slow_producer(line: Wire) -> Callable[[int], tuple[jax.Array, ...]]:
+    """A program on the wire's source that yields a slot after a number of loops, without communication."""
+
+    @jax.jit
+    def program(slot: tuple[jax.Array, ...], loops: int) -> tuple[jax.Array, ...]:
+        return jax.lax.fori_loop(0, loops, lambda _, arrays: jax.tree.map(jnp.sin, arrays), slot)
+
+    slot = sent(line, rows(line), line.source)
+    return lambda loops: program(slot, loops)
+
+
+def share_of_waiting(produce: Callable[[], tuple[jax.Array, ...]], send: Callable[[tuple[jax.Array, ...]], Any]) -> float:
+    """How long a send took, as a share of the time until the slot that it sends was ready."""
+    slot = produce()
+    start = time.perf_counter()
+    send(slot)
+    returned = time.perf_counter()
+    jax.block_until_ready(slot)
+    return (returned - start) / (time.perf_counter() - start)
+
+
+def loops_for(seconds: float, produce: Callable[[int], tuple[jax.Array, ...]]) -> int:
+    """How many loops take this long on this machine, now."""
+    loops = LOOPS
+    while True:
+        start = time.perf_counter()
+        jax.block_until_ready(produce(loops))
+        if (taken := time.perf_counter() - start) > seconds / 10:
+            return int(loops * seconds / taken)
+        loops *= 4
+
+
+@pytest.mark.parametrize(("source", "target"), [(1, 1), (1, 3), (2, 1), (2, 3)])
+def test_a_send_does_not_wait_for_its_producer(source: int, target: int) -> None:
+    line = wire(source, target)
+    produce = slow_producer(line)
+    loops = loops_for(0.6, produce)
+    # The best of three: the machine may be busy with something else, but a send that waits does so each time.
+    shares = [share_of_waiting(lambda: produce(loops), lambda slot: move([Parcel(line, slot)])) for _ in range(3)]
+    assert min(shares) < 0.1
+
+
+def test_a_send_that_waits_would_be_noticed() -> None:
+    line = wire(2, 1)
+    produce = slow_producer(line)
+    loops = loops_for(0.6, produce)
+    sharding = NamedSharding(line.target, PartitionSpec())
+    assert share_of_waiting(lambda: produce(loops), lambda slot: jax.device_put(slot[0], sharding)) > 0.5

@@ -195,7 +195,7 @@ def test_devices_that_end_tasks_in_any_order_keep_every_dependency(workload: Wor
 
 @pytest.mark.quick
 def test_a_stuck_schedule_says_what_waits_and_who_holds_memory() -> None:
-    workload = work({"a": section(max_inflight=16), "b": section(buckets=(32,))}, ["a b"], [{"a": (16,), "b": (16,)}] * 2)
+    workload = work({"a": section(max_inflight=16), "b": section(buckets=(32,))}, ["a b"], [{"a": (16, 16), "b": (16,)}])
     with pytest.raises(ScheduleError) as caught:
         InOrder().schedule(workload)
     assert str(caught.value) == (
@@ -203,7 +203,7 @@ def test_a_stuck_schedule_says_what_waits_and_who_holds_memory() -> None:
         "  wanted   a task that may start\n"
         "  have     forward 1 of 'a' cannot start; units held: {'a[0]': 16}\n"
         "  set by   the workload\n"
-        "  fix      raise max_inflight of the sections that hold the most, or use smaller micro-batches\n"
+        "  fix      raise max_inflight or max_bytes of the sections that hold the most, or use smaller micro-batches\n"
         "  help     docs/errors.md#schedule-stuck"
     )
 

@@ -184,11 +184,20 @@ def test_sections_on_one_device_take_turns() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: type(p).__name__)
-def test_too_little_memory_raises(policy: Policy) -> None:
+def test_too_little_memory_for_one_sample_raises(policy: Policy) -> None:
     sections = {"a": section(max_inflight=16), "b": section(buckets=(32,))}
-    workload = work(sections, ["a b"], [{"a": (16,), "b": (16,)}] * 2)
+    workload = work(sections, ["a b"], [{"a": (16, 16), "b": (16,)}])
     with pytest.raises(ScheduleError, match="the schedule is stuck with 6 tasks left"):
         policy.schedule(workload)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: type(p).__name__)
+def test_limits_that_hold_one_sample_never_get_stuck(policy: Policy) -> None:
+    sections = {"a": section(max_inflight=16), "b": section(buckets=(32,))}
+    workload = work(sections, ["a b"], [{"a": (16,), "b": (16,)}] * 4)
+    schedule = policy.schedule(workload)
+    support.judged(workload, schedule)
+    assert sum(t.section == "b" and t.kind != "update" for t in schedule.tasks) == 4
 
 
 def test_forward_only_producer_holds_memory_until_its_consumers_have_run_forward() -> None:

@@ -72,6 +72,8 @@ class Trainer:
         share_devices: with fewer devices than the plan asks for, let sections share them instead of refusing.
         in_flight: most unfinished tasks that a replica is given.
         save_dtype: precision of the final weights on disk.
+        compile_cache: folder where compiled programs are kept for later runs; None leaves JAX's own setting.
+        debug: check every argument of every program before it is called; slower.
     """
 
     graph: SectionGraph
@@ -89,6 +91,8 @@ class Trainer:
     share_devices: bool = True
     in_flight: int = 8
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    compile_cache: str | None = None
+    debug: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -177,9 +181,11 @@ class Trainer:
             MaestroError: as `setup`.
         """
         setup = setup if setup is not None else self.setup()
+        if self.compile_cache is not None:
+            jax.config.update("jax_compilation_cache_dir", str(Path(self.compile_cache).expanduser()))
         evaluation = bool(setup.dataset.heldout) and self.evaluate_batches != 0
         compiled = Compiled(setup.plan, setup.optimizers, self.clip_norm, evaluation, progress)
-        engine = Engine(compiled, self.seed, setup.weights, self.in_flight)
+        engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug)
         preparer = Preparer(compiled, self.policy, setup.dataset.specs, self.seed)
         return Run(trainer=self, dataset=setup.dataset, batches=setup.batches, engine=engine, preparer=preparer, evaluation=evaluation)
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from support import TEXT_SPECS, chain, text_samples
 
 from maestro_jax.data import Dataset
@@ -283,3 +284,14 @@ def test_a_distilled_student_needs_rows_for_all_tokens_of_the_data() -> None:
     graph = chain(student={"module": module, "objectives": {"kl": Objective()}, "frozen": ("teacher_head",)})
     with pytest.raises(DataError, match="vocabulary"):
         trainer(graph=graph, data=dataset(vocab_size=16)).dataset()
+
+
+def test_compiled_programs_are_kept_in_a_folder_of_the_users_choice(tmp_path: Path) -> None:
+    before = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        compilation_cache.reset_cache()
+        trainer(compile_cache=str(tmp_path / "cache"), graph=chain(width=12)).start()
+        assert any((tmp_path / "cache").iterdir())
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()

@@ -13,23 +13,15 @@ from typing import Any
 
 import jax
 
-from ..errors import EdgeError, MeshError, ScheduleError
+from ..errors import EdgeError, ScheduleError
 from ..meshes import Parcel, move
 from ..schedules import DEVICES, Task, run
+from .checks import explain_mismatch, refuse_deleted
 from .compile import Compiled
 from .feeds import Micro, PreparedStep, Slot
 from .state import SectionState
 
 Slots = dict[str, list[tuple[jax.Array, ...]]]
-
-_INPUTS = ("params", "frozen", "feed", "slots")
-ARGUMENT_NAMES = {
-    "forward": (*_INPUTS, "sums"),
-    "evaluate": (*_INPUTS, "sums"),
-    "backward": (*_INPUTS, "residuals", "cotangents", "gradients"),
-    "forward_backward": (*_INPUTS, "sums", "gradients"),
-}
-"""What the programs take, for error texts."""
 
 
 @dataclasses.dataclass
@@ -69,8 +61,15 @@ class Dispatcher:
     now = DEVICES
 
     def __init__(
-        self, compiled: Compiled, states: Mapping[str, SectionState], zeros: Mapping[Any, tuple[jax.Array, ...]], in_flight: InFlight
+        self,
+        compiled: Compiled,
+        states: Mapping[str, SectionState],
+        zeros: Mapping[Any, tuple[jax.Array, ...]],
+        in_flight: InFlight,
+        debug: bool,
     ) -> None:
+        """Takes what lasts for a run; `debug` checks every argument before a call."""
+        self.debug = debug
         self.compiled, self.plan, self.states, self.zeros, self.in_flight = compiled, compiled.plan, states, zeros, in_flight
 
     def run(self, prepared: PreparedStep, sums: Mapping[tuple[str, int], dict[str, jax.Array]] | None = None) -> dict[tuple[str, int], Any]:
@@ -163,6 +162,8 @@ class Dispatcher:
 
     def _call(self, task: Task, kind: str, *args: Any) -> Any:
         program = self.compiled[task.section, kind, task.bucket, task.replica]
+        if self.debug:
+            refuse_deleted(kind, task.section, args)
         try:
             return program(*args)
         except (ValueError, TypeError) as error:
@@ -218,21 +219,6 @@ class Dispatcher:
 
     def _wire(self, slot: Slot, producer: Micro, consumer: Micro) -> Any:
         return self.plan.edges[slot.label].wires[self.replica_of[producer], self.replica_of[consumer]]
-
-
-def explain_mismatch(devices: list[Any], task: Task, kind: str, args: tuple[Any, ...], error: Exception) -> Exception:
-    """Finds the argument that does not lie on its replica, and says so; else returns the error itself."""
-    names = ARGUMENT_NAMES[kind]
-    for path, array in jax.tree_util.tree_flatten_with_path(dict(zip(names, args, strict=True)))[0]:
-        if isinstance(array, jax.Array) and array.sharding.device_set != set(devices):
-            return MeshError(
-                f"argument {jax.tree_util.keystr(path)} of the {kind} of section {task.section!r}, replica {task.replica}, lies elsewhere.",
-                wanted=f"devices {sorted(d.id for d in devices)}",
-                have=f"devices {sorted(d.id for d in array.sharding.device_set)}, {array.dtype}{list(array.shape)}",
-                fix="keep arrays on the submesh of their section; payloads cross by their edge only",
-                anchor="wrong-mesh",
-            )
-    return error
 
 
 def _mispaired(slot: Slot, payload: Payload, step: int) -> EdgeError:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..meshes import on_every_device
 from ..schedules import Task
+from .checks import refuse_deleted
 from .compile import Compiled
 from .dispatcher import Dispatcher, InFlight
 from .feeds import PreparedStep
@@ -72,11 +73,18 @@ class Engine:
         seed: of the initial parameters.
         given: section -> path -> array-like, for parameters that come from files.
         in_flight: most unfinished tasks that a replica is given.
+        debug: check before every call that no argument was given away.
     """
 
     def __init__(
-        self, compiled: Compiled, seed: int, given: Mapping[str, Mapping[str, Any]] | None = None, in_flight: int = DEFAULT_IN_FLIGHT
+        self,
+        compiled: Compiled,
+        seed: int,
+        given: Mapping[str, Mapping[str, Any]] | None = None,
+        in_flight: int = DEFAULT_IN_FLIGHT,
+        debug: bool = False,
     ) -> None:
+        self.debug = debug
         self.compiled, self.plan = compiled, compiled.plan
         values = {n: initial_values(s, compiled.arguments[n], seed, (given or {}).get(n, {})) for n, s in self.plan.sections.items()}
         self.states = make_states(compiled, values)
@@ -126,13 +134,19 @@ class Engine:
         return {path: np.asarray(value) for path, value in {**state.master, **state.frozen}.items()}
 
     def _dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.compiled, self.states, self._zeros, self.in_flight)
+        return Dispatcher(self.compiled, self.states, self._zeros, self.in_flight, self.debug)
+
+    def _call(self, kind: str, name: str, *args: Any) -> Any:
+        """Calls a program of the update."""
+        if self.debug:
+            refuse_deleted(kind, name, args)
+        return self.compiled[name, kind, 0, 0](*args)
 
     def _reduce(self, name: str) -> tuple[Arrays, jax.Array, Arrays]:
         """Sums a section's gradients over its replicas; the zeroed stacks become the next accumulators."""
         state = self.states[name]
         # The holders are empty while their stack is donated.
-        gradients, square, sums, zero_gradients, zero_sums = self.compiled[name, "reduce", 0, 0](*state.take_stacks())
+        gradients, square, sums, zero_gradients, zero_sums = self._call("reduce", name, *state.take_stacks())
         state.put_stacks(zero_gradients, zero_sums)
         return gradients, square, sums
 
@@ -143,10 +157,9 @@ class Engine:
             gradients = reduced[name][0]
             state, scalar = self.states[name], self.compiled.arguments[name].scalar().sharding
             squares = {other: r[1] if other == name else on_every_device(r[1], scalar) for other, r in reduced.items()}
-            program = self.compiled[name, "apply", 0, 0]
             state.drop_views()
             arguments = (state.master, state.optimizer, state.compute, gradients, squares, prepared.active[name])
-            state.master, state.optimizer, compute, section_norm, section_applied = program(*arguments)
+            state.master, state.optimizer, compute, section_norm, section_applied = self._call("apply", name, *arguments)
             state.set_compute(compute)
             if norm is None:
                 norm, applied = section_norm, section_applied

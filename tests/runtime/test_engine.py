@@ -296,3 +296,19 @@ def test_typed_keys_may_be_residuals() -> None:
 
     setup = build(chain(teacher={"module": (init, noisy), "replicas": 2}))
     assert objectives_of(setup, SAMPLES)["applied"] == 1.0
+
+
+@pytest.mark.parametrize("part", ["compute", "accumulators", "master"])
+def test_use_after_donation_is_caught_under_debug(part: str) -> None:
+    setup = build(chain(student={"replicas": 2}), debug=True)
+    assert objectives_of(setup, SAMPLES)["applied"] == 1
+    state = setup.engine.states["student"]
+    if part == "accumulators":
+        gradients, sums = state.holders[0].take()
+        state.holders[0].put(gradients, sums)
+        victim = next(iter(gradients.values()))
+    else:
+        victim = next(iter(getattr(state, part).values()))
+    victim.delete()
+    with pytest.raises(MeshError, match=r"of section 'student' was donated to an earlier program"):
+        objectives_of(setup, SAMPLES, 1)

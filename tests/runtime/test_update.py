@@ -9,11 +9,7 @@ import math
 from typing import Any
 
 import jax
-import numpy as np
-import optax
-import pytest
-from engines import Setup, build
-from jax.sharding import NamedSharding
+from engines import Setup
 from support import text_samples, wired
 
 from maestro_jax.graph import SectionGraph
@@ -43,4 +39,3 @@ def peak(compiled: Any) -> int:
     """Bytes that a program needs on each device."""
     memory = compiled.memory_analysis()
     return memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
-

@@ -150,13 +150,13 @@ def joining(functions: Functions) -> Functions:
     return init, joined
 
 
-def wired(wiring: str, width: int = WIDTH, **overrides: Mapping[str, Any]) -> SectionGraph:
+def wired(wiring: str, layout: Mapping[str, Mapping[str, Any]], width: int = WIDTH) -> SectionGraph:
     """Makes a graph of sections a, b, ...: the first embeds tokens, the last has two objectives, those between pass rows on.
 
     Args:
         wiring: a name of `WIRINGS`.
+        layout: section name -> fields of its `Section` to set; a section that is not named runs on one device.
         width: of every section.
-        overrides: section name -> fields of its `Section` to set.
     """
     producers = WIRINGS[wiring]
     consumed = {name for names in producers.values() for name in names}
@@ -171,5 +171,5 @@ def wired(wiring: str, width: int = WIDTH, **overrides: Mapping[str, Any]) -> Se
             "objectives": objectives,
             "microbatch": 32,
         }
-        sections.append(Section(name=name, **{**fields, **overrides.get(name, {})}))
+        sections.append(Section(name=name, **{**fields, **layout.get(name, {})}))
     return SectionGraph(sections=tuple(sections))

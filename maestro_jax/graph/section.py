@@ -120,6 +120,8 @@ class Section:
         remat: what a forward keeps for its backward: "none" recomputes nothing (all residuals are kept), "inputs" keeps only what the
             section received and runs it again, the name of a `jax.checkpoint_policies` policy keeps what that policy saves.
         dtype: precision of parameters and activations in compute; master parameters and sums are float32.
+        scatter_gradients: split the gradient accumulators over all axes of a replica (reduce-scatter instead of all-reduce); less
+            memory where parameters are whole on several devices.
         max_bytes: most bytes that the micro-batches in flight of one replica may hold on a device: residuals, payloads and data, from
             their forward to their backward (or to the forward of their consumers); None: no limit.
         fan_in: most producer micro-batches that feed one of its micro-batches, per edge; None: one more than their sizes need.
@@ -144,6 +146,7 @@ class Section:
     row_length: int | None = None
     remat: str = "none"
     dtype: str = "float32"
+    scatter_gradients: bool = False
     max_bytes: int | None = None
     fan_in: int | None = None
     fan_out: int | None = None

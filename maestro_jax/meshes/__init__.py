@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .rules import partition_spec, spread_over_replicas
+from .rules import partition_spec, spread
 from .submeshes import Request, Submesh, carve, devices_wanted, shrink
 from .transfers import Parcel, Wire, move, on_every_device, rewrapped
 
@@ -18,5 +18,5 @@ __all__ = [
     "partition_spec",
     "rewrapped",
     "shrink",
-    "spread_over_replicas",
+    "spread",
 ]

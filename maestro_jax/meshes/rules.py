@@ -36,19 +36,23 @@ def partition_spec(
     return PartitionSpec(*axes), whole
 
 
-def spread_over_replicas(shape: tuple[int, ...], spec: PartitionSpec, replicas: int) -> PartitionSpec:
-    """Adds the replica axis to the first dimension that it divides and that no other axis splits.
+def spread(shape: tuple[int, ...], spec: PartitionSpec, axes: Mapping[str, int]) -> PartitionSpec:
+    """Splits a parameter over more mesh axes: each goes to the first dimension that it divides and that no axis splits yet.
 
     Master parameters and optimizer state need not be whole on every replica (ZeRO stage 1, Rajbhandari et al.,
-    arXiv 1910.02054). A parameter without such a dimension stays whole.
+    arXiv 1910.02054), nor gradients on every device of one. A parameter without such a dimension stays whole.
 
-    >>> tuple(spread_over_replicas((6, 8), PartitionSpec(None, "tensor"), 3))
+    Args:
+        shape: of the parameter.
+        spec: how it lies already.
+        axes: names and sizes of the axes to add; those that the spec names, and those of size 1, are left out.
+
+    >>> tuple(spread((6, 8), PartitionSpec(None, "tensor"), {"replica": 3}))
     ('replica', 'tensor')
     """
-    axes = list(spec) + [None] * (len(shape) - len(spec))
-    if replicas > 1:
-        for n, size in enumerate(shape):
-            if axes[n] is None and size % replicas == 0 and size > 0:
-                axes[n] = "replica"
-                break
-    return PartitionSpec(*axes)
+    taken = list(spec) + [None] * (len(shape) - len(spec))
+    for axis, count in axes.items():
+        free = [n for n, size in enumerate(shape) if taken[n] is None and size and size % count == 0]
+        if count > 1 and axis not in taken and free:
+            taken[free[0]] = axis
+    return PartitionSpec(*taken)

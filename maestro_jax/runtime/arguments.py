@@ -40,7 +40,7 @@ class Arguments:
         """Accumulators `[1, ...]` of one replica."""
         place = self.section.submesh.in_replica
         return {
-            p: shaped((1, *s.shape), jnp.float32, place(replica, PartitionSpec(None, *self.section.specs[p])))
+            p: shaped((1, *s.shape), jnp.float32, place(replica, PartitionSpec(None, *self.section.gradient_specs[p])))
             for p, s in self.section.trained.items()
         }
 
@@ -89,7 +89,7 @@ class Arguments:
         """Accumulators of all replicas `[replica, ...]`."""
         mesh = self.section.submesh
         return {
-            p: shaped((mesh.replicas, *s.shape), jnp.float32, mesh.whole(PartitionSpec("replica", *self.section.specs[p])))
+            p: shaped((mesh.replicas, *s.shape), jnp.float32, mesh.whole(PartitionSpec("replica", *self.section.gradient_specs[p])))
             for p, s in self.section.trained.items()
         }
 

@@ -15,7 +15,7 @@ from ..errors import ConfigError, did_you_mean, set_by
 from ..graph import Edge, GraphShapes, Section, SectionGraph, SectionShapes, graph_shapes
 from ..graph.section import DEFAULT_RULES
 from ..graph.shapes import Specs, compute_shape
-from ..meshes import Request, Submesh, Wire, carve, partition_spec, shrink, spread_over_replicas
+from ..meshes import Request, Submesh, Wire, carve, partition_spec, shrink, spread
 from ..meshes.transfers import stripes
 
 
@@ -31,6 +31,7 @@ class SectionPlan:
         frozen: path -> shape of the others, in compute precision.
         specs: path -> how compute parameters lie inside a replica.
         master_specs: path -> how master parameters lie over the section's mesh (spread over replicas).
+        gradient_specs: path -> how the gradient accumulators lie inside a replica.
         keeps_residuals: whether a forward keeps residuals for a backward.
     """
 
@@ -41,6 +42,7 @@ class SectionPlan:
     frozen: Mapping[str, jax.ShapeDtypeStruct]
     specs: Mapping[str, PartitionSpec]
     master_specs: Mapping[str, PartitionSpec]
+    gradient_specs: Mapping[str, PartitionSpec]
     keeps_residuals: bool
 
     @property
@@ -57,7 +59,7 @@ class SectionPlan:
         """Parameters, gradients and master copies on the busiest device, without optimizer state and activations."""
         mesh = self.submesh.mesh
         total = sum(_shard_bytes(s, NamedSharding(mesh, self.specs[p])) for p, s in {**self.compute, **self.frozen}.items())
-        total += sum(_shard_bytes(s, NamedSharding(mesh, self.specs[p])) for p, s in self.trained.items())
+        total += sum(_shard_bytes(s, NamedSharding(mesh, self.gradient_specs[p])) for p, s in self.trained.items())
         return total + sum(_shard_bytes(s, NamedSharding(mesh, self.master_specs[p])) for p, s in self.trained.items())
 
 
@@ -165,7 +167,9 @@ def _plan_section(graph: SectionGraph, name: str, shapes: SectionShapes, submesh
     is_trained = {p: jnp.issubdtype(s.dtype, jnp.floating) and not section.is_frozen(p) for p, s in shapes.params.items()}
     trained = {p: compute_shape(s, "float32") for p, s in shapes.params.items() if is_trained[p]}
     frozen = {p: compute_shape(s, section.dtype) for p, s in shapes.params.items() if not is_trained[p]}
-    master = {p: spread_over_replicas(s.shape, specs[p], submesh.replicas) for p, s in trained.items()}
+    master = {p: spread(s.shape, specs[p], {"replica": submesh.replicas}) for p, s in trained.items()}
+    inside = {axis: submesh.mesh.shape[axis] for axis in submesh.axes} if section.scatter_gradients else {}
+    gradients = {p: spread(s.shape, specs[p], inside) for p, s in trained.items()}
     _check_patterns(section, shapes)
     plan = SectionPlan(
         section=section,
@@ -175,6 +179,7 @@ def _plan_section(graph: SectionGraph, name: str, shapes: SectionShapes, submesh
         frozen=frozen,
         specs=specs,
         master_specs=master,
+        gradient_specs=gradients,
         keeps_residuals=graph.runs_backward[name] and section.remat != "inputs",
     )
     return plan, notes

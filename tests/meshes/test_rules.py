@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from maestro_jax.meshes import partition_spec, spread_over_replicas
+from maestro_jax.meshes import partition_spec, spread
 
 RULES: Mapping[str, str | None] = {"vocab": "tensor", "heads": "tensor", "embed": "fsdp", "rows": "absent", "off": None}
 
@@ -68,4 +68,10 @@ def test_scalar_parameter() -> None:
 def test_master_copies_are_spread_over_the_first_free_dimension(
     shape: tuple[int, ...], spec: PartitionSpec, replicas: int, wanted: tuple[str | None, ...]
 ) -> None:
-    assert spread_over_replicas(shape, spec, replicas) == PartitionSpec(*wanted)
+    assert spread(shape, spec, {"replica": replicas}) == PartitionSpec(*wanted)
+
+
+def test_several_axes_go_to_dimensions_of_their_own() -> None:
+    assert spread((4, 6, 8), PartitionSpec(), {"fsdp": 2, "one": 1, "tensor": 3}) == PartitionSpec("fsdp", "tensor", None)
+    assert spread((4, 6), PartitionSpec(None, "tensor"), {"fsdp": 2, "tensor": 3}) == PartitionSpec("fsdp", "tensor")
+    assert spread((3,), PartitionSpec(), {"fsdp": 2}) == PartitionSpec(None)

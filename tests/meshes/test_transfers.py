@@ -272,6 +272,7 @@ def share_of_waiting(produce: Callable[[], tuple[jax.Array, ...]], send: Callabl
 def loops_for(seconds: float, produce: Callable[[int], tuple[jax.Array, ...]]) -> int:
     """How many loops take this long on this machine, now."""
     loops = LOOPS
+    jax.block_until_ready(produce(loops))  # compiles
     while True:
         start = time.perf_counter()
         jax.block_until_ready(produce(loops))

@@ -66,13 +66,13 @@ def layouts(draw: st.DrawFn) -> tuple[str, Layout, Policy]:
             fields["replicas"] = 2
     # Too many devices: more sections share a submesh, until all do.
     for name in names:
-        if devices_wanted(requests_of(wired(wiring, **layout))) > DEVICES:
+        if devices_wanted(requests_of(wired(wiring, layout))) > DEVICES:
             layout[name]["submesh"] = "shared"
     return wiring, layout, draw(st.sampled_from((InOrder(), Sequential())))
 
 
 def assert_exact(wiring: str, layout: Layout, policy: Policy | None = None) -> None:
-    setup = build(wired(wiring, **layout), policy=policy, devices=DEVICES)
+    setup = build(wired(wiring, layout), policy=policy, devices=DEVICES)
     gradients, (_, want) = setup.gradients(SAMPLES), setup.reference(SAMPLES)
     assert worst_leaf(gradients, want) < TOLERANCE
     assert all(np.abs(g).max() > 0 for leaves in gradients.values() for g in leaves.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -10,7 +11,10 @@ from engines import build, worst_leaf
 from support import chain, text_samples
 
 from maestro_jax.errors import ConfigError
+from maestro_jax.graph import Objective, Section, SectionGraph
 from maestro_jax.graph.section import POLICIES
+from maestro_jax.models import Decoder
+from maestro_jax.runtime.arguments import bytes_on_a_device
 
 SAMPLES = text_samples(20)
 CHOICES = ("none", "inputs", *POLICIES)
@@ -77,4 +81,30 @@ def test_a_bound_too_small_for_one_micro_batch_is_refused_before_training() -> N
 def test_one_micro_batch_at_a_time_is_enough() -> None:
     needed = max(build(limited()).engine.compiled.bucket_bytes["teacher"])
     setup = build(limited(max_bytes=needed))
+    assert worst_leaf(setup.gradients(SAMPLES), setup.reference(SAMPLES)[1]) < 1e-5
+
+
+FSDP = {"axes": {"fsdp": 2}, "row_length": 32, "microbatch": (64,)}
+
+
+@pytest.mark.parametrize("layout", [FSDP, {"axes": {"tensor": 2}}, {**FSDP, "axes": {"fsdp": 2, "tensor": 2}}], ids=str)
+def test_scattered_accumulators_hold_less_and_give_the_same_gradients(layout: Any) -> None:
+    setup = build(chain(teacher={**layout, "scatter_gradients": True}))
+    assert worst_leaf(setup.gradients(SAMPLES), setup.reference(SAMPLES)[1]) < 1e-5
+    whole, scattered = (
+        build(chain(teacher={**layout, "scatter_gradients": s})).engine.compiled.arguments["teacher"] for s in (False, True)
+    )
+    sizes = [sum(bytes_on_a_device(leaf) for leaf in a.gradients(0).values()) for a in (whole, scattered)]
+    devices = math.prod(layout["axes"].values())
+    assert sizes[1] == sizes[0] // devices
+    params = [sum(bytes_on_a_device(leaf) for leaf in a.params(0).values()) for a in (whole, scattered)]
+    assert params[0] == params[1]
+
+
+def test_parameters_of_our_models_are_split_over_fsdp() -> None:
+    module = Decoder(vocab_size=16, layers=2, embed=8, heads=2, kv_heads=2, mlp=16)
+    section = Section(name="model", module=module, objectives={"cross_entropy": Objective()}, **FSDP)
+    setup = build(SectionGraph(sections=(section,)))
+    params = setup.engine.compiled.arguments["model"].params(0)
+    assert all("fsdp" in tuple(shape.sharding.spec) for shape in params.values())
     assert worst_leaf(setup.gradients(SAMPLES), setup.reference(SAMPLES)[1]) < 1e-5

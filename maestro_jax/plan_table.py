@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .runtime.memory import MemoryUse
 from .runtime.plan import EdgePlan, Plan, SectionPlan
 
 WIDTH = 100
@@ -86,6 +87,33 @@ def plan_text(plan: Plan, mean_units: Mapping[str, float] | None = None, width: 
     console = Console(file=file, width=width, force_terminal=False, force_jupyter=False, color_system=None)
     print_plan(console, plan, mean_units, slots=True)
     return file.getvalue()
+
+
+MEMORY_LEGEND = (
+    "predicted: state, optimizer and micro-batches in flight, on one device",
+    "largest program: arguments, results and scratch, as XLA reports them",
+)
+
+
+def memory_text(uses: Mapping[str, MemoryUse], width: int = WIDTH) -> str:
+    """Writes what each section holds on a device as plain text (see `print_memory`)."""
+    file = io.StringIO()
+    print_memory(Console(file=file, width=width, force_terminal=False, force_jupyter=False, color_system=None), uses)
+    return file.getvalue()
+
+
+def print_memory(console: Console, uses: Mapping[str, MemoryUse]) -> None:
+    """Prints bytes per device: predicted from shapes, and the largest program as XLA reports it."""
+    table = _table(["section"], ["state", "optimizer", "micro-batch", "in flight", "predicted", "largest program"])
+    for name, use in uses.items():
+        numbers = [use.state, use.optimizer, use.microbatch, use.in_flight, use.predicted]
+        program = human_bytes(use.program) if use.program is not None else "-"
+        table.add_row(name, *map(human_bytes, numbers), program)
+    console.print()
+    _print_table(console, table)
+    console.print()
+    for line in MEMORY_LEGEND:
+        print_text(console, line, "dim")
 
 
 def print_plan(console: Console, plan: Plan, mean_units: Mapping[str, float] | None = None, *, slots: bool = False) -> None:

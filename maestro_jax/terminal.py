@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from .plan_table import WIDTH, counted, human_count, plan_table, plan_text, print_plan, print_text
+from .plan_table import WIDTH, counted, human_count, plan_table, plan_text, print_memory, print_plan, print_text
 from .runtime.compile import Program
+from .runtime.memory import MemoryUse
 from .runtime.plan import Plan
 
 COMPILE_LINES = 8
@@ -92,6 +93,10 @@ class Terminal:
     def plan(self, plan: Plan, mean_units: Mapping[str, float] | None = None) -> None:
         """Writes the tables and notes of a plan (see `plan_table`)."""
         print_plan(self._console, plan, mean_units)
+
+    def memory(self, uses: Mapping[str, MemoryUse]) -> None:
+        """Writes what each section holds on a device (see `plan_table.print_memory`)."""
+        print_memory(self._console, uses)
 
     def compiling(self, program: Program, done: int, total: int) -> None:
         """Tells that a program was compiled; what `Compiled` takes as `progress`.

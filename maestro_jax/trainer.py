@@ -23,13 +23,15 @@ from .graph import Section, SectionGraph
 from .initial_weights import given_weights
 from .meshes import devices_wanted
 from .optimizers import AdamW, build_optimizer
+from .plan_table import memory_text, plan_text
 from .run import Run
 from .run_folder import RunFolder
 from .runtime import Compiled, Engine, Plan, Preparer, make_plan, requests_of
 from .runtime.check_sample import check_sample
 from .runtime.compile import Progress
+from .runtime.memory import memory_use
 from .schedules import InOrder, Policy
-from .terminal import Terminal, plan_text
+from .terminal import Terminal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,6 +222,10 @@ class Trainer:
                 files.write_plan(plan_text(setup.plan, self.mean_units(setup.dataset)))
                 files.write_env(dict(setup.dataset.notes))
             run = self.start(setup, screen.compiling)
+            uses = memory_use(run.engine.compiled, self.in_flight)
+            screen.memory(uses)
+            if files is not None:
+                files.write_plan(plan_text(setup.plan, self.mean_units(setup.dataset)) + memory_text(uses))
             run.fit(files, screen)
         return run
 

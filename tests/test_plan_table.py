@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any
 
@@ -13,8 +14,9 @@ from rich.console import Console
 
 from maestro_jax.data.samples import ArraySpec
 from maestro_jax.graph import Objective, Section, SectionGraph
-from maestro_jax.plan_table import EDGE_LEGEND, LEGEND, plan_text, print_plan
+from maestro_jax.plan_table import EDGE_LEGEND, LEGEND, memory_text, plan_text, print_plan
 from maestro_jax.runtime import Plan, make_plan
+from maestro_jax.runtime.memory import MemoryUse
 
 SPECS = {
     "text": {name: ArraySpec(dtype=dtype) for name, dtype in (("tokens", "int32"), ("loss_mask", "float32"))},
@@ -163,3 +165,18 @@ def test_no_line_ends_in_spaces(width: int) -> None:
 
 def test_same_plan_gives_same_text() -> None:
     assert plan_text(make(), {"teacher": np.float64(3.0)}) == plan_text(make(), {"teacher": 3.0})
+
+
+def test_memory_is_told_beside_what_xla_reports() -> None:
+    use = MemoryUse(state=3_000_000, optimizer=2_000_000, microbatch=500_000, in_flight=4_000_000, program=7_000_000)
+    assert use.predicted == 9_000_000
+    assert memory_text({"teacher": use, "student": dataclasses.replace(use, program=None)}) == (
+        "\n"
+        "section  state  optimizer  micro-batch  in flight  predicted  largest program\n"
+        "─────────────────────────────────────────────────────────────────────────────\n"
+        "teacher   3 MB       2 MB       500 kB       4 MB       9 MB             7 MB\n"
+        "student   3 MB       2 MB       500 kB       4 MB       9 MB                -\n"
+        "\n"
+        "predicted: state, optimizer and micro-batches in flight, on one device\n"
+        "largest program: arguments, results and scratch, as XLA reports them\n"
+    )

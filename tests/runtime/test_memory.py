@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jax
+import optax
 import pytest
 from engines import build, worst_leaf
 from support import chain, text_samples
@@ -15,6 +16,7 @@ from maestro_jax.graph import Objective, Section, SectionGraph
 from maestro_jax.graph.section import POLICIES
 from maestro_jax.models import Decoder
 from maestro_jax.runtime.arguments import bytes_on_a_device
+from maestro_jax.runtime.memory import memory_use
 
 SAMPLES = text_samples(20)
 CHOICES = ("none", "inputs", *POLICIES)
@@ -108,3 +110,19 @@ def test_parameters_of_our_models_are_split_over_fsdp() -> None:
     params = setup.engine.compiled.arguments["model"].params(0)
     assert all("fsdp" in tuple(shape.sharding.spec) for shape in params.values())
     assert worst_leaf(setup.gradients(SAMPLES), setup.reference(SAMPLES)[1]) < 1e-5
+
+
+def test_predicted_memory_covers_what_is_resident() -> None:
+    setup = build(chain(width=32, teacher={"replicas": 2, "max_bytes": 10**6}), optimizer=optax.adam(1e-3))
+    uses = memory_use(setup.engine.compiled, in_flight=4)
+    state = setup.engine.states["teacher"]
+    device = setup.engine.plan.sections["teacher"].submesh.mesh.devices.flat[0]
+    gradients, sums = state.holders[0].take()
+    state.holders[0].put(gradients, sums)
+    resident = jax.tree.leaves((state.master, state.compute, state.frozen, gradients))
+    optimizer = jax.tree.leaves(state.optimizer)
+    on_device = [sum(s.data.nbytes for x in arrays for s in x.addressable_shards if s.device == device) for arrays in (resident, optimizer)]
+    assert [uses["teacher"].state, uses["teacher"].optimizer] == on_device
+    assert uses["teacher"].in_flight == 10**6
+    assert uses["student"].in_flight == 4 * uses["student"].microbatch
+    assert all(use.program is not None and use.program > 0 for use in uses.values())

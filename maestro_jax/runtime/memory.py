@@ -1,0 +1,65 @@
+"""What a section holds on its busiest device: predicted from shapes, beside what XLA reports of the compiled programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from .arguments import bytes_on_a_device
+from .compile import Compiled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """Bytes on one device of a section.
+
+    Args:
+        state: parameters, float32 masters and gradient accumulators.
+        optimizer: optimizer state.
+        microbatch: data, payloads and residuals of the largest micro-batch in flight.
+        in_flight: most bytes of micro-batches in flight: `max_bytes` where it is set, else one micro-batch for each unfinished task.
+        program: largest sum of arguments, results and scratch of any compiled program; None where the backend does not tell.
+    """
+
+    state: int
+    optimizer: int
+    microbatch: int
+    in_flight: int
+    program: int | None
+
+    @property
+    def predicted(self) -> int:
+        """State, optimizer and what is in flight, without the scratch of programs."""
+        return self.state + self.optimizer + self.in_flight
+
+
+def memory_use(compiled: Compiled, in_flight: int) -> dict[str, MemoryUse]:
+    """Adds up what each section of a compiled plan holds.
+
+    Args:
+        compiled: the programs.
+        in_flight: most unfinished tasks of a replica.
+    """
+    found = {}
+    for name, section in compiled.plan.sections.items():
+        largest = max(compiled.bucket_bytes[name])
+        programs = [peak for p in compiled.programs if p.section == name if (peak := program_bytes(p.memory)) is not None]
+        optimizer = jax.tree.leaves(compiled.optimizer_states.get(name, ()))
+        found[name] = MemoryUse(
+            state=section.bytes_per_device(),
+            optimizer=sum(bytes_on_a_device(leaf) for leaf in optimizer),
+            microbatch=largest,
+            in_flight=section.section.max_bytes or in_flight * largest,
+            program=max(programs, default=None),
+        )
+    return found
+
+
+def program_bytes(memory: Any) -> int | None:
+    """Arguments, results and scratch of a program on one device, from XLA's memory analysis; None where there is none."""
+    if memory is None:
+        return None
+    donated = memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - donated

@@ -16,6 +16,7 @@ ARGUMENT_NAMES = {
     "backward": (*_INPUTS, "residuals", "cotangents", "gradients"),
     "forward_backward": (*_INPUTS, "sums", "gradients"),
     "reduce": ("gradients", "sums"),
+    "zero": ("gradients", "sums"),
     "apply": ("master", "optimizer", "compute", "gradients", "squares", "active"),
 }
 """What the programs take, for error texts."""

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from ..errors import ConfigError, set_by
 from .arguments import REPLICATED, Arguments, bytes_on_a_device, shaped, shardings
 from .plan import Plan
-from .programs import SectionFunctions, make_apply, make_reduce
+from .programs import SectionFunctions
 from .task_programs import TaskPrograms
+from .update import make_apply, make_reduce, zero
 
 Tree = Any
 
@@ -29,7 +30,7 @@ class Program:
 
     Args:
         section: name.
-        kind: "forward", "backward", "forward_backward", "evaluate", "reduce" or "apply".
+        kind: "forward", "backward", "forward_backward", "evaluate", "reduce", "zero" or "apply".
         bucket: size in units; 0 for the update.
         replica: number; 0 for the update, which spans all replicas.
         seconds: wall time of tracing and compiling, or of loading.
@@ -127,6 +128,7 @@ class Compiled:
     def _update_jobs(self, clip_norm: float | None) -> Iterator[tuple[tuple[str, str, int, int], Job]]:
         for name in self.reduced if self.trained else ():
             yield (name, "reduce", 0, 0), functools.partial(self._reduce, name)
+            yield (name, "zero", 0, 0), functools.partial(self._zero, name)
         for name in self.trained:
             yield (name, "apply", 0, 0), functools.partial(self._apply, name, clip_norm)
 
@@ -167,14 +169,18 @@ class Compiled:
         return jax.tree_util.tree_map_with_path(placed, abstract)
 
     def _reduce(self, name: str) -> tuple[Any, bool]:
-        arguments, mesh = self.arguments[name], self.plan.sections[name].submesh.mesh
-        stack, sums = arguments.gradient_stack(), arguments.sums_stack()
-        whole = arguments.scalar().sharding
-        out = (shardings(arguments.master()), whole, jax.tree.map(lambda _: whole, sums), shardings(stack), shardings(sums))
-        with jax.set_mesh(mesh):
-            # Both stacks are donated: the zeros that come back take their place.
-            reduce = make_reduce(tuple(o.weight for o in self.plan.graph[name].objectives.values()))
-            return jax.jit(reduce, donate_argnums=(0, 1), out_shardings=out).lower(stack, sums).compile(), False
+        arguments, section = self.arguments[name], self.plan.sections[name]
+        stack, sums, whole = arguments.gradient_stack(), arguments.sums_stack(), arguments.scalar().sharding
+        out = (shardings(arguments.master()), whole, jax.tree.map(lambda _: whole, sums))
+        with jax.set_mesh(section.submesh.mesh):
+            return jax.jit(make_reduce(section), out_shardings=out).lower(stack, sums).compile(), False
+
+    def _zero(self, name: str) -> tuple[Any, bool]:
+        stack, sums = self.arguments[name].gradient_stack(), self.arguments[name].sums_stack()
+        with jax.set_mesh(self.plan.sections[name].submesh.mesh):
+            # Both are donated and never read, so they would be dropped as unused without keep_unused.
+            program = jax.jit(zero, donate_argnums=(0, 1), keep_unused=True, out_shardings=(shardings(stack), shardings(sums)))
+            return program.lower(stack, sums).compile(), False
 
     def _apply(self, name: str, clip_norm: float | None) -> tuple[Any, bool]:
         arguments, mesh = self.arguments[name], self.plan.sections[name].submesh.mesh

@@ -145,9 +145,10 @@ class Engine:
     def _reduce(self, name: str) -> tuple[Arrays, jax.Array, Arrays]:
         """Sums a section's gradients over its replicas; the zeroed stacks become the next accumulators."""
         state = self.states[name]
-        # The holders are empty while their stack is donated.
-        gradients, square, sums, zero_gradients, zero_sums = self._call("reduce", name, *state.take_stacks())
-        state.put_stacks(zero_gradients, zero_sums)
+        # The holders are empty until zeros have taken the place of what they held.
+        stack = state.take_stacks()
+        gradients, square, sums = self._call("reduce", name, *stack)
+        state.put_stacks(*self._call("zero", name, *stack))
         return gradients, square, sums
 
     def _update(self, prepared: PreparedStep) -> StepReport:

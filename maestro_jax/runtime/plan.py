@@ -167,9 +167,10 @@ def _plan_section(graph: SectionGraph, name: str, shapes: SectionShapes, submesh
     is_trained = {p: jnp.issubdtype(s.dtype, jnp.floating) and not section.is_frozen(p) for p, s in shapes.params.items()}
     trained = {p: compute_shape(s, "float32") for p, s in shapes.params.items() if is_trained[p]}
     frozen = {p: compute_shape(s, section.dtype) for p, s in shapes.params.items() if not is_trained[p]}
-    master = {p: spread(s.shape, specs[p], {"replica": submesh.replicas}) for p, s in trained.items()}
     inside = {axis: submesh.mesh.shape[axis] for axis in submesh.axes} if section.scatter_gradients else {}
     gradients = {p: spread(s.shape, specs[p], inside) for p, s in trained.items()}
+    # Master copies lie as gradients do, and over replicas besides: a sum of gradients goes straight into their shards.
+    master = {p: spread(s.shape, gradients[p], {"replica": submesh.replicas}) for p, s in trained.items()}
     _check_patterns(section, shapes)
     plan = SectionPlan(
         section=section,

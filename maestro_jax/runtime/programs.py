@@ -9,7 +9,6 @@ so that no copy of the weights is kept.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -134,49 +133,6 @@ class SectionFunctions:
         flat = output.reshape(-1, *edge.row.shape)
         arrays = next(iter(edge.wires.values())).source_arrays
         return tuple(split(flat.at[gather[n]].get(mode="fill", fill_value=0), arrays) for n in range(edge.fan_out))
-
-
-def make_reduce(weights: tuple[float, ...]) -> Any:
-    """Returns the reduction of a section whose objectives have these weights."""
-    weighted = jnp.array([weight != 0 for weight in weights], bool)
-
-    def reduce(stack: Tree, sums: Tree) -> tuple[Tree, jax.Array, Tree, Tree, Tree]:
-        """Sums the replicas' gradients `[replica, ...]` and objective sums `[replica, M]`.
-
-        Returns (gradients, their sum of squares, objective sums `[M]`, stack of zeros, sums of zeros). The zeros take the place
-        of the donated stacks. The sum of squares is NaN where a weighted objective is not finite, so that one scalar carries the
-        verdict, also of a section that has a loss and nothing to train.
-        """
-        gradients = jax.tree.map(lambda g: g.sum(0), stack)
-        total = jax.tree.map(lambda s: s.sum(0), sums)
-        square = sum((jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)), jnp.zeros((), jnp.float32))
-        for value in jax.tree.leaves(total):
-            square = jnp.where((jnp.isfinite(value) | ~weighted).all(), square, jnp.nan)
-        return gradients, square, total, jax.tree.map(jnp.zeros_like, stack), jax.tree.map(jnp.zeros_like, sums)
-
-    return reduce
-
-
-def make_apply(optimizer: Any, clip_norm: float | None) -> Any:
-    """Returns the update of one section: `(master, state, compute, gradients, squares, active) -> (..., norm, applied)`."""
-
-    def apply(
-        master: Tree, state: Tree, compute: Tree, gradients: Tree, squares: Mapping[str, jax.Array], active: jax.Array
-    ) -> tuple[Tree, Tree, Tree, jax.Array, jax.Array]:
-        """One joint norm decides clipping and one verdict decides skipping, from the same numbers in every section."""
-        norm = jnp.sqrt(jnp.sum(jnp.stack([squares[name] for name in sorted(squares)])))
-        applied = jnp.isfinite(norm) & active
-        if clip_norm is not None:
-            factor = jnp.where(norm > clip_norm, clip_norm / norm, 1.0)
-            gradients = jax.tree.map(lambda g: g * factor, gradients)
-        updates, new_state = optimizer.update(gradients, state, master)
-        new_master = jax.tree.map(lambda p, u: p + u.astype(p.dtype), master, updates)
-        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(applied, a, b), new, old)  # noqa: E731 - used twice
-        new_master, new_state = keep(new_master, master), keep(new_state, state)
-        cast = {path: value.astype(compute[path].dtype) for path, value in new_master.items()}
-        return new_master, new_state, cast, norm, applied
-
-    return apply
 
 
 def _accumulated(gradients: Tree, found: Tree) -> Tree:

@@ -187,8 +187,8 @@ def _plan_section(graph: SectionGraph, name: str, shapes: SectionShapes, submesh
 
 
 def _check_axes(section: Section, rules: Mapping[str, str | None]) -> None:
-    """An axis that no rule uses would only repeat the same work on more devices; most often it is mistyped."""
-    idle = [axis for axis, size in section.axes.items() if size > 1 and axis not in rules.values()]
+    """An axis that no rule uses would only repeat the same work on more devices; most often it is mistyped. `fsdp` splits data too."""
+    idle = [axis for axis, size in section.axes.items() if size > 1 and axis not in (*rules.values(), "fsdp")]
     if idle:
         used = sorted({axis for axis in rules.values() if axis})
         raise ConfigError(

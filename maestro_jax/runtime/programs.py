@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from ..meshes.transfers import join, split
 from .plan import EdgePlan, Plan, SectionPlan
@@ -123,14 +124,15 @@ class SectionFunctions:
         Padding is one instead: a module that divides by a row's norm must not make NaN where no loss counts.
         """
         rows, length = self.shape
-        values = jnp.concatenate([join(arrays) for arrays in slots], axis=0)
+        # Whole on every device before they are placed: the partitioner finds no way from stripes to a module's own layout.
+        values = jax.lax.with_sharding_constraint(jnp.concatenate([join(arrays) for arrays in slots], axis=0), PartitionSpec())
         landing = jnp.broadcast_to(padding[:, None].astype(edge.row.dtype), (rows * length, *edge.row.shape))
         # Every row is named at most once; rows out of range are empty.
         return landing.at[place.reshape(-1)].set(values, mode="drop").reshape(rows, length, *edge.row.shape)
 
     def _gathered(self, edge: EdgePlan, output: jax.Array, gather: jax.Array) -> tuple[tuple[jax.Array, ...], ...]:
         """Output `[rows, length, d]` and rows `[S_out, G]` -> slots in the layout of their wires."""
-        flat = output.reshape(-1, *edge.row.shape)
+        flat = jax.lax.with_sharding_constraint(output.reshape(-1, *edge.row.shape), PartitionSpec())
         arrays = next(iter(edge.wires.values())).source_arrays
         return tuple(split(flat.at[gather[n]].get(mode="fill", fill_value=0), arrays) for n in range(edge.fan_out))
 

@@ -184,7 +184,8 @@ def test_residuals_hold_no_copy_of_parameters() -> None:
     functions = SectionFunctions(compiled.plan, compiled.plan.sections["middle"], graph["middle"].buckets[-1])
     a = compiled.arguments["middle"]
     inputs = (a.params(0), a.frozen(0), a.feed(graph["middle"].buckets[-1], 0, True), a.slots_in(0), a.sums(0))
-    _, _, kept, _ = jax.eval_shape(functions.forward_residuals, *inputs)
+    with jax.set_mesh(compiled.plan.sections["middle"].submesh.replica_meshes[0]):
+        _, _, kept, _ = jax.eval_shape(functions.forward_residuals, *inputs)
     shapes = [leaf.shape for leaf in jax.tree.leaves(kept)]
     assert not {p.shape for p in compiled.plan.sections["middle"].trained.values()} & set(shapes)
     assert functions.residuals is not None

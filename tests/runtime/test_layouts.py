@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import WIRINGS, text_samples, wired
 
+from maestro_jax.graph.section import POLICIES
 from maestro_jax.meshes.submeshes import devices_wanted
 from maestro_jax.runtime.plan import requests_of
 from maestro_jax.schedules import InOrder, Policy, Sequential
@@ -41,11 +42,13 @@ def section_layouts(draw: st.DrawFn) -> dict[str, Any]:
         "axes": {axis: size for axis, size in (("fsdp", fsdp), ("tensor", tensor)) if size > 1},
         "trainable": draw(st.booleans()),
         "submesh": draw(st.sampled_from((None, None, "shared"))),
+        "remat": draw(st.sampled_from(("none", "inputs", *POLICIES))),
+        "scatter_gradients": draw(st.booleans()),
     }
     if fsdp > 1:
-        # Parameters are split over fsdp too where a rule says so.
+        # Parameters are split over fsdp too, unless a rule says otherwise.
         fields |= {"row_length": ROW, "microbatch": draw(st.sampled_from(LADDERS_IN_EVEN_ROWS))}
-        fields["rules"] = draw(st.sampled_from(({}, {"embed": "fsdp"})))
+        fields["rules"] = draw(st.sampled_from(({}, {"embed": None})))
     elif draw(st.booleans()):
         fields |= {"row_length": ROW, "microbatch": draw(st.sampled_from(LADDERS_IN_ROWS))}
     else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from .config import check_fields, configurable
 from .data import Batches, Dataset, Sample
@@ -74,7 +75,7 @@ class Trainer:
         share_devices: with fewer devices than the plan asks for, let sections share them instead of refusing.
         in_flight: most unfinished tasks that a replica is given.
         save_dtype: precision of the final weights on disk.
-        compile_cache: folder where compiled programs are kept for later runs; None leaves JAX's own setting.
+        compile_cache: folder where compiled programs are kept for later runs, set for the whole process; None leaves what is set.
         debug: check every argument of every program before it is called; slower.
     """
 
@@ -184,7 +185,7 @@ class Trainer:
         """
         setup = setup if setup is not None else self.setup()
         if self.compile_cache is not None:
-            jax.config.update("jax_compilation_cache_dir", str(Path(self.compile_cache).expanduser()))
+            keep_programs(Path(self.compile_cache).expanduser())
         evaluation = bool(setup.dataset.heldout) and self.evaluate_batches != 0
         compiled = Compiled(setup.plan, setup.optimizers, self.clip_norm, evaluation, progress)
         engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug)
@@ -259,6 +260,18 @@ class Trainer:
             else:
                 good.append(sample)
         return good, bad
+
+
+def keep_programs(folder: Path) -> None:
+    """Makes JAX keep every compiled program in `folder`, for all that this process compiles from now on.
+
+    On CPU a program that comes from the cache cannot be loaded for other replicas, so theirs are kept as well.
+    """
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # The default would leave out what compiles in less than a second, which is most of a small graph.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    # JAX opens its cache once; without this, a second folder would be ignored.
+    compilation_cache.reset_cache()
 
 
 def make_cpu_devices(count: int) -> None:

@@ -287,11 +287,15 @@ def test_a_distilled_student_needs_rows_for_all_tokens_of_the_data() -> None:
 
 
 def test_compiled_programs_are_kept_in_a_folder_of_the_users_choice(tmp_path: Path) -> None:
-    before = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
     try:
-        compilation_cache.reset_cache()
-        trainer(compile_cache=str(tmp_path / "cache"), graph=chain(width=12)).start()
-        assert any((tmp_path / "cache").iterdir())
+        for folder, width in (("one", 12), ("two", 13)):
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+            run = trainer(compile_cache=str(tmp_path / folder), graph=chain(width=width)).start()
+            # Every program has an entry, and each trainer's lie in its own folder.
+            assert len([*(tmp_path / folder).glob("*-cache")]) >= len(run.engine.compiled.programs)
     finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+        for name, value in before.items():
+            jax.config.update(name, value)
         compilation_cache.reset_cache()

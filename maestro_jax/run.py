@@ -138,9 +138,10 @@ class Run:
                     break
                 if every and result.step % every == 0 and result.step != self.trainer.steps:
                     values = self._report_evaluation(folder, terminal)
-        if self.trainer.steps and not interrupt.requested:
-            values = self._report_evaluation(folder, terminal)
-        terminal.finish(self._last_lines(folder, interrupt.requested))
+            # Still inside: a Ctrl-C in the last evaluation must not lose the weights.
+            if self.trainer.steps and not interrupt.requested:
+                values = self._report_evaluation(folder, terminal)
+            terminal.finish(self._last_lines(folder, interrupt.requested))
         if interrupt.requested:
             raise KeyboardInterrupt
         return values

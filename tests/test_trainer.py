@@ -191,6 +191,17 @@ def test_an_interrupt_ends_the_step_and_saves(tmp_path: Path) -> None:
     assert re.search(r"interrupted after step [1-4]/50", screen.getvalue())
 
 
+def test_an_interrupt_in_the_last_evaluation_still_saves(tmp_path: Path) -> None:
+    class Interrupting(Terminal):
+        def evaluation(self, step: int, values: Any) -> None:
+            if step == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(steps=2).fit(tmp_path / "run", terminal=Interrupting(io.StringIO(), interactive=False))
+    assert (tmp_path / "run" / "weights" / "student.safetensors").exists()
+
+
 def test_results_and_runs_are_short_when_printed() -> None:
     run = trainer(steps=1).start()
     [result] = run.steps()

@@ -82,6 +82,7 @@ class Compiled:
         self.optimizer_states = {name: self._optimizer_state(name) for name in self.trained}
         self.programs: list[Program] = []
         self._table: dict[tuple[str, str, int, int], Any] = {}
+        self._task_programs: dict[tuple[str, int], TaskPrograms] = {}
         jobs = [*self._task_jobs(evaluation), *self._update_jobs(clip_norm)]
         for (section, kind, bucket, replica), job in jobs:
             start = time.perf_counter()
@@ -121,6 +122,7 @@ class Compiled:
         for name, section in self.plan.sections.items():
             for bucket in section.section.buckets:
                 task_programs = TaskPrograms(SectionFunctions(self.plan, section, bucket), self.arguments[name], bucket)
+                self._task_programs[name, bucket] = task_programs
                 for kind in self.kinds(name, evaluation):
                     for replica in range(section.submesh.replicas):
                         yield (name, kind, bucket, replica), functools.partial(task_programs.make, kind, replica)
@@ -134,11 +136,10 @@ class Compiled:
 
     def _bytes_in_flight(self, name: str, bucket: int) -> int:
         """Bytes that a micro-batch holds on a device from its forward on: data, payloads at both ends, residuals."""
-        arguments, section = self.arguments[name], self.plan.sections[name]
+        arguments = self.arguments[name]
         held = [arguments.feed(bucket, 0, True), arguments.slots_in(0), arguments.slots_out(0)]
-        if section.keeps_residuals and (name, "forward", bucket, 0) in self._table:
-            forward = self._table[name, "forward", bucket, 0]
-            held.append(jax.tree.map(lambda i, s: shaped(i.shape, i.dtype, s), forward.out_info[2], forward.output_shardings[2]))
+        if (name, "forward", bucket, 0) in self._table:
+            held.append(self._task_programs[name, bucket].residuals(0))
         return sum(bytes_on_a_device(leaf) for leaf in jax.tree.leaves(held))
 
     def _check_bytes(self) -> None:

@@ -18,7 +18,7 @@ from .checks import refuse_deleted
 from .compile import Compiled
 from .dispatcher import Dispatcher, InFlight
 from .feeds import PreparedStep
-from .state import Arrays, SectionState, fresh_sums, initial_values, make_states
+from .state import Arrays, SectionState, initial_values, make_states, zeros
 
 DEFAULT_IN_FLIGHT = 8
 
@@ -114,7 +114,7 @@ class Engine:
         Training state is not touched; the sums are read at the end.
         """
         names = {n: tuple(s.section.objectives) for n, s in self.plan.sections.items() if s.section.objectives}
-        sums = {(n, r): fresh_sums(self.compiled.arguments[n], r) for n, s in self.plan.sections.items() for r in range(s.submesh.replicas)}
+        sums = {(n, r): zeros(self.compiled.arguments[n].sums(r)) for n, s in self.plan.sections.items() for r in range(s.submesh.replicas)}
         counts: dict[tuple[str, str], float] = {}
         for prepared in steps:
             sums = self._dispatcher().run(prepared, sums)
@@ -170,14 +170,14 @@ class Engine:
 
 def _zero_slots(compiled: Compiled) -> dict[Any, tuple[jax.Array, ...]]:
     """Resident zeros for slots that are not sent: (edge, "in" or "out", replica) -> arrays; never donated."""
-    zeros = {}
+    found = {}
     for name, section in compiled.plan.sections.items():
         for replica in range(section.submesh.replicas):
             arguments = compiled.arguments[name]
             for side, slots in (("in", arguments.slots_in(replica)), ("out", arguments.slots_out(replica))):
                 for label, shapes in slots.items():
-                    zeros[label, side, replica] = tuple(jax.device_put(np.zeros(s.shape, s.dtype), s.sharding) for s in shapes[0])
-    return zeros
+                    found[label, side, replica] = zeros(shapes[0])
+    return found
 
 
 __all__ = ["Engine", "SectionState", "StepReport"]

@@ -14,10 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from ..meshes import rewrapped
-from .arguments import Arguments
+from .arguments import REPLICATED, Arguments
 from .compile import Compiled
 from .plan import SectionPlan
 
@@ -47,15 +46,19 @@ class SectionState:
 
     def __init__(self, section: SectionPlan, arguments: Arguments, values: Mapping[str, jax.Array]) -> None:
         """Takes the initial parameters, as `initial_values` returns them."""
-        self.section, self.arguments = section, arguments
         self.master: Arrays = {path: values[path] for path in section.trained}
         self.optimizer: Any = None
         self.frozen: Arrays = {path: values[path] for path in section.frozen}
         self.compute: Arrays = {}
+        replicas = range(section.submesh.replicas)
+        # Every step wraps the same shards again, so what they are wrapped as is made once.
+        self._param_shapes = [arguments.params(r) for r in replicas]
+        self._accumulator_shapes = [(arguments.gradients(r), arguments.sums(r)) for r in replicas]
+        self._stack_shapes = arguments.gradient_stack(), arguments.sums_stack()
         self._params: list[Arrays] = []
-        self._frozen: list[Arrays] = self._views(self.frozen)
-        self.holders = [Holder() for _ in range(section.submesh.replicas)]
-        self.put_stacks(_zeros(arguments.gradient_stack()), _zeros(arguments.sums_stack()))
+        self._frozen: list[Arrays] = [_view(self.frozen, arguments.frozen(r)) for r in replicas]
+        self.holders = [Holder() for _ in replicas]
+        self.put_stacks(*(zeros(shapes) for shapes in self._stack_shapes))
 
     def params(self, replica: int) -> tuple[Arrays, Arrays]:
         """Views of (updated, frozen) parameters in compute precision for one replica; not to be kept."""
@@ -64,7 +67,7 @@ class SectionState:
     def set_compute(self, compute: Arrays) -> None:
         """Takes over new compute parameters and makes the replicas' views of them."""
         self.compute = compute
-        self._params = self._views(compute)
+        self._params = [_view(compute, shapes) for shapes in self._param_shapes]
 
     def drop_views(self) -> None:
         """Forgets all views of compute parameters, before an update donates them."""
@@ -73,26 +76,13 @@ class SectionState:
     def take_stacks(self) -> tuple[Arrays, Arrays]:
         """Empties all holders and returns their accumulators as one stack `[replica, ...]`, without a copy."""
         taken = [holder.take() for holder in self.holders]
-        gradients, sums = self.arguments.gradient_stack(), self.arguments.sums_stack()
+        gradients, sums = self._stack_shapes
         return _stacked(gradients, [t[0] for t in taken]), _stacked(sums, [t[1] for t in taken])
 
     def put_stacks(self, gradients: Arrays, sums: Arrays) -> None:
         """Gives each replica its part of the stacks as its next accumulators, without a copy."""
-        for replica, holder in enumerate(self.holders):
-            a = self.arguments
-            holder.put(_view(gradients, a.gradients(replica)), _view(sums, a.sums(replica)))
-
-    def _views(self, arrays: Arrays) -> list[Arrays]:
-        shapes = {path: (array.shape, array.dtype) for path, array in arrays.items()}
-        views = []
-        for replica in range(self.section.submesh.replicas):
-            place = self.section.submesh.in_replica
-            wanted = {
-                path: jax.ShapeDtypeStruct(shape, dtype, sharding=place(replica, self.section.specs[path]))
-                for path, (shape, dtype) in shapes.items()
-            }
-            views.append(_view(arrays, wanted))
-        return views
+        for holder, (gradient_shapes, sum_shapes) in zip(self.holders, self._accumulator_shapes, strict=True):
+            holder.put(_view(gradients, gradient_shapes), _view(sums, sum_shapes))
 
 
 def initial_values(section: SectionPlan, arguments: Arguments, seed: int, given: Mapping[str, Any]) -> Arrays:
@@ -169,15 +159,11 @@ def _stacked(wanted: Mapping[str, jax.ShapeDtypeStruct], parts: list[Arrays]) ->
     return {path: rewrapped(shape, [part[path] for part in parts]) for path, shape in wanted.items()}
 
 
-def _zeros(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
-    return {path: jax.device_put(np.zeros(s.shape, s.dtype), s.sharding) for path, s in shapes.items()}
-
-
-def fresh_sums(arguments: Arguments, replica: int) -> Arrays:
-    """Zero objective sums of one replica, for an evaluation."""
-    return _zeros(arguments.sums(replica))
+def zeros(shapes: Any) -> Any:
+    """Puts zeros on devices for a tree of shapes with shardings."""
+    return jax.tree.map(lambda s: jax.device_put(np.zeros(s.shape, s.dtype), s.sharding), shapes)
 
 
 def whole(section: SectionPlan, value: Any) -> jax.Array:
     """Puts a small host value on every device of a section."""
-    return jax.device_put(np.asarray(value), NamedSharding(section.submesh.mesh, PartitionSpec()))
+    return jax.device_put(np.asarray(value), section.submesh.whole(REPLICATED))

@@ -48,7 +48,7 @@ class TaskPrograms:
         training = kind != "evaluate" and (kind != "forward" or a.plan.graph.runs_backward[a.section.section.name])
         inputs = a.params(replica), a.frozen(replica), a.feed(self.bucket, replica, training), a.slots_in(replica)
         if kind == "backward":
-            return *inputs, self._residuals(replica), a.slots_out(replica), a.gradients(replica)
+            return *inputs, self.residuals(replica), a.slots_out(replica), a.gradients(replica)
         if kind == "forward_backward":
             return *inputs, a.sums(replica), a.gradients(replica)
         return *inputs, a.sums(replica)
@@ -88,7 +88,7 @@ class TaskPrograms:
             return back, sums, gradients, None
         return (payload, sums, None, None) if kind == "forward" and self._keeps_residuals() else (payload, sums, None)
 
-    def _residuals(self, replica: int) -> Tree:
+    def residuals(self, replica: int) -> Tree:
         """Residuals as the compiled forward of a replica lays them out, which its lowered program does not know yet."""
         if not self._keeps_residuals():
             return ()

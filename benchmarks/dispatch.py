@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import collections
+import cProfile
 import os
+import pstats
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -77,8 +80,7 @@ class Watch:
 
 def measure(steps: int, tasks: int) -> dict[str, float]:
     """Runs steps of about `tasks` tasks; returns microseconds per task by part, as medians over the steps."""
-    plan = make_plan(graph(), SPECS, jax.devices())
-    compiled = Compiled(plan, {"first": optax.sgd(0.1), "second": optax.sgd(0.1)}, None, evaluation=False)
+    compiled = _compiled()
     watch = Watch()
     _watch(compiled, watch)
     engine = Engine(compiled, seed=0, in_flight=10**6)
@@ -98,6 +100,37 @@ def measure(steps: int, tasks: int) -> dict[str, float]:
         parts = {part: seconds / count * 1e6 for part, seconds in watch.seconds.items()}
         rows.append({**parts, "total": total / count * 1e6, "tasks": count})
     return {part: statistics.median(row[part] for row in rows[2:]) for part in rows[0]}
+
+
+def largest_parts(steps: int, tasks: int, count: int = 5) -> list[tuple[str, float]]:
+    """Profiles steps; returns our own functions that take most of the host's time themselves, with their shares of it.
+
+    A profiler slows small functions most, so that shares compare functions with each other and not with the table.
+    """
+    engine, preparer = _engine()
+    samples = [_sample(n) for n in range(tasks // 3)]
+    profiler = cProfile.Profile()
+    for step in range(steps + 2):
+        prepared = preparer.prepare(samples, step)
+        if step >= 2:
+            profiler.enable()
+        report = engine.step(prepared)
+        profiler.disable()
+        report.read({"second": ("total",)})
+    profile = pstats.Stats(profiler)
+    found: dict[tuple[str, int, str], tuple[int, int, float, float, Any]] = vars(profile)["stats"]
+    total = sum(numbers[2] for numbers in found.values())
+    own = {f"{Path(file).stem}.{name}": numbers[2] / total for (file, _, name), numbers in found.items() if "/maestro_jax/" in file}
+    return sorted(own.items(), key=lambda part: -part[1])[:count]
+
+
+def _engine() -> tuple[Engine, Preparer]:
+    compiled = _compiled()
+    return Engine(compiled, seed=0, in_flight=10**6), Preparer(compiled, InOrder(), SPECS, seed=0)
+
+
+def _compiled() -> Compiled:
+    return Compiled(make_plan(graph(), SPECS, jax.devices()), {"first": optax.sgd(0.1), "second": optax.sgd(0.1)}, None, evaluation=False)
 
 
 def _watch(compiled: Compiled, watch: Watch) -> None:
@@ -128,6 +161,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tasks", type=int, default=192, help="tasks in a step, without the updates")
     args = parser.parse_args()
+    parts = largest_parts(args.steps, args.tasks)
     found = measure(args.steps, args.tasks)
     bare = found["program calls"] + found["device_put"]
     found["bookkeeping"] = found["total"] - bare
@@ -137,6 +171,8 @@ def main() -> None:
         print(f"| {part} | {found[part]:.0f} |")
     print("\nRoutes cost no call of their own: slots are filled and placed inside the programs.")
     print(f"\n{found['total'] / bare:.2f} times the bare calls; {1e6 / found['total']:.0f} tasks a second")
+    print("\nOur own functions that take most time themselves, as shares of a profiled step:")
+    print("\n".join(f"  {name} {share:.1%}" for name, share in parts))
 
 
 if __name__ == "__main__":

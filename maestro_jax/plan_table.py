@@ -89,10 +89,9 @@ def plan_text(plan: Plan, mean_units: Mapping[str, float] | None = None, width: 
     return file.getvalue()
 
 
-MEMORY_LEGEND = (
-    "predicted: state, optimizer and micro-batches in flight, on one device",
-    "largest program: arguments, results and scratch, as XLA reports them",
-)
+MEMORY_LEGEND = "predicted: state, optimizer and micro-batches in flight, on one device"
+PROGRAM_LEGEND = "largest program: arguments, results and scratch, as XLA reports them"
+UNCOMPILED_LEGEND = "    before compilation: residuals for the backward are counted whole on each device of a replica"
 
 
 def memory_text(uses: Mapping[str, MemoryUse], width: int = WIDTH) -> str:
@@ -103,16 +102,19 @@ def memory_text(uses: Mapping[str, MemoryUse], width: int = WIDTH) -> str:
 
 
 def print_memory(console: Console, uses: Mapping[str, MemoryUse]) -> None:
-    """Prints bytes per device: predicted from shapes, and the largest program as XLA reports it."""
-    table = _table(["section"], ["state", "optimizer", "micro-batch", "in flight", "predicted", "largest program"])
+    """Prints bytes per device: predicted from shapes and, once programs are compiled, the largest one as XLA reports it."""
+    compiled = any(use.program is not None for use in uses.values())
+    columns = ["state", "optimizer", "micro-batch", "in flight", "predicted", *(["largest program"] if compiled else [])]
+    table = _table(["section"], columns)
     for name, use in uses.items():
-        numbers = [use.state, use.optimizer, use.microbatch, use.in_flight, use.predicted]
-        program = human_bytes(use.program) if use.program is not None else "-"
-        table.add_row(name, *map(human_bytes, numbers), program)
+        cells = [human_bytes(n) for n in (use.state, use.optimizer, use.microbatch, use.in_flight, use.predicted)]
+        if compiled:
+            cells.append("-" if use.program is None else human_bytes(use.program))
+        table.add_row(name, *cells)
     console.print()
     _print_table(console, table)
     console.print()
-    for line in MEMORY_LEGEND:
+    for line in (MEMORY_LEGEND, PROGRAM_LEGEND if compiled else UNCOMPILED_LEGEND):
         print_text(console, line, "dim")
 
 

@@ -40,7 +40,7 @@ def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     trainer: configurables.trainer.Trainer = config.build()
     with Terminal() as terminal:
         if args.dry_run:
-            trainer.show_plan(terminal)
+            trainer.dry_run(terminal)
             return 0
         folder = args.workdir or default_folder(args.gin_file or "train")
         trainer.fit(folder, terminal=terminal, restart=args.restart, config_text=config.resolved())

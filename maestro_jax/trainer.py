@@ -30,7 +30,7 @@ from .run_folder import RunFolder
 from .runtime import Compiled, Engine, Plan, Preparer, make_plan, requests_of
 from .runtime.check_sample import check_sample
 from .runtime.compile import Progress
-from .runtime.memory import memory_use
+from .runtime.memory import memory_use, predict_memory
 from .schedules import InOrder, Policy
 from .terminal import Terminal
 
@@ -199,6 +199,11 @@ class Trainer:
         for reason, count in setup.dataset.skipped.items():
             terminal.note(f"data: {count} skipped ({reason})")
         return setup
+
+    def dry_run(self, terminal: Terminal) -> None:
+        """Checks everything, and prints the plan and the memory that it will take; compiles nothing."""
+        setup = self.show_plan(terminal)
+        terminal.memory(predict_memory(setup.plan, setup.optimizers, self.in_flight))
 
     def fit(
         self, folder: Path | str | None = None, *, terminal: Terminal | None = None, restart: bool = False, config_text: str = ""

@@ -31,3 +31,5 @@ jax.config.update("jax_default_matmul_precision", "highest")
 # Compiling is most of the time; XLA's expensive passes would not change what is tested.
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_transfer_guard_device_to_device", "disallow")
+# Started here: the first test that starts JAX might be one of the trainer, which asks for as many CPU devices as its plan needs.
+jax.devices()

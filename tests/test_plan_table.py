@@ -180,3 +180,16 @@ def test_memory_is_told_beside_what_xla_reports() -> None:
         "predicted: state, optimizer and micro-batches in flight, on one device\n"
         "largest program: arguments, results and scratch, as XLA reports them\n"
     )
+
+
+def test_memory_before_compilation_has_no_programs() -> None:
+    use = MemoryUse(state=3_000_000, optimizer=0, microbatch=500_000, in_flight=4_000_000, program=None)
+    assert memory_text({"teacher": use}) == (
+        "\n"
+        "section  state  optimizer  micro-batch  in flight  predicted\n"
+        "────────────────────────────────────────────────────────────\n"
+        "teacher   3 MB        0 B       500 kB       4 MB       7 MB\n"
+        "\n"
+        "predicted: state, optimizer and micro-batches in flight, on one device\n"
+        "    before compilation: residuals for the backward are counted whole on each device of a replica\n"
+    )

@@ -98,6 +98,24 @@ class Arguments:
         mesh, count = self.section.submesh, len(self.section.section.objectives)
         return {"sums": shaped((mesh.replicas, count), jnp.float32, mesh.whole(PartitionSpec("replica")))} if count else {}
 
+    def optimizer_state(self, optimizer: Any) -> Any:
+        """Optimizer state; leaves that belong to a parameter lie as its master copy does."""
+        master = self.master()
+        whole = self.section.submesh.whole(REPLICATED)
+
+        def placed(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
+            owner = next((k.key for k in reversed(path) if isinstance(k, jax.tree_util.DictKey) and k.key in master), None)
+            if owner is None or master[owner].shape != leaf.shape:
+                return shaped(leaf.shape, leaf.dtype, whole)
+            return shaped(leaf.shape, leaf.dtype, master[owner].sharding)
+
+        return jax.tree_util.tree_map_with_path(placed, jax.eval_shape(optimizer.init, master))
+
+    def bytes_in_flight(self, bucket: int, residuals: Any) -> int:
+        """Bytes that a micro-batch holds on a device from its forward on: data, payloads at both ends, residuals."""
+        held = self.feed(bucket, 0, True), self.slots_in(0), self.slots_out(0), residuals
+        return sum(bytes_on_a_device(leaf) for leaf in jax.tree.leaves(held))
+
     def scalar(self, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         """A number that is whole on every device of the section."""
         return shaped((), dtype, self.section.submesh.whole(REPLICATED))
@@ -116,5 +134,6 @@ def shardings(tree: Any) -> Any:
 
 
 def bytes_on_a_device(leaf: jax.ShapeDtypeStruct) -> int:
-    """Bytes of an array on each device of its sharding."""
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    """Bytes of an array on each device of its sharding; of all of it where that is not known."""
+    shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+    return math.prod(shape) * leaf.dtype.itemsize

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import ConfigError, set_by
-from .arguments import REPLICATED, Arguments, bytes_on_a_device, shaped, shardings
+from .arguments import Arguments, shardings
 from .plan import Plan
 from .programs import SectionFunctions
 from .task_programs import TaskPrograms
@@ -79,7 +79,7 @@ class Compiled:
         self.trained = tuple(name for name, section in plan.sections.items() if section.section.trainable)
         self.reduced = tuple(n for n, s in plan.sections.items() if s.section.trainable or s.section.objectives)
         self.optimizers = optimizers
-        self.optimizer_states = {name: self._optimizer_state(name) for name in self.trained}
+        self.optimizer_states = {name: self.arguments[name].optimizer_state(optimizers[name]) for name in self.trained}
         self.programs: list[Program] = []
         self._table: dict[tuple[str, str, int, int], Any] = {}
         self._task_programs: dict[tuple[str, int], TaskPrograms] = {}
@@ -135,12 +135,8 @@ class Compiled:
             yield (name, "apply", 0, 0), functools.partial(self._apply, name, clip_norm)
 
     def _bytes_in_flight(self, name: str, bucket: int) -> int:
-        """Bytes that a micro-batch holds on a device from its forward on: data, payloads at both ends, residuals."""
-        arguments = self.arguments[name]
-        held = [arguments.feed(bucket, 0, True), arguments.slots_in(0), arguments.slots_out(0)]
-        if (name, "forward", bucket, 0) in self._table:
-            held.append(self._task_programs[name, bucket].residuals(0))
-        return sum(bytes_on_a_device(leaf) for leaf in jax.tree.leaves(held))
+        runs_forward = (name, "forward", bucket, 0) in self._table
+        return self.arguments[name].bytes_in_flight(bucket, self._task_programs[name, bucket].residuals(0) if runs_forward else ())
 
     def _check_bytes(self) -> None:
         for section in self.plan.graph.sections:
@@ -155,26 +151,12 @@ class Compiled:
                     set_by=set_by(section, "max_bytes"),
                 )
 
-    def _optimizer_state(self, name: str) -> Tree:
-        """Shapes of the optimizer state; leaves that belong to a parameter lie as its master copy does."""
-        master = self.arguments[name].master()
-        abstract = jax.eval_shape(self.optimizers[name].init, master)
-        whole = self.plan.sections[name].submesh.whole(REPLICATED)
-
-        def placed(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
-            owner = next((k.key for k in reversed(path) if isinstance(k, jax.tree_util.DictKey) and k.key in master), None)
-            if owner is None or master[owner].shape != leaf.shape:
-                return shaped(leaf.shape, leaf.dtype, whole)
-            return shaped(leaf.shape, leaf.dtype, master[owner].sharding)
-
-        return jax.tree_util.tree_map_with_path(placed, abstract)
-
     def _reduce(self, name: str) -> tuple[Any, bool]:
         arguments, section = self.arguments[name], self.plan.sections[name]
         stack, sums, whole = arguments.gradient_stack(), arguments.sums_stack(), arguments.scalar().sharding
-        out = (shardings(arguments.master()), whole, jax.tree.map(lambda _: whole, sums))
+        out = (shardings(stack), whole, jax.tree.map(lambda _: whole, sums))
         with jax.set_mesh(section.submesh.mesh):
-            return jax.jit(make_reduce(section), out_shardings=out).lower(stack, sums).compile(), False
+            return jax.jit(make_reduce(section), donate_argnums=0, out_shardings=out).lower(stack, sums).compile(), False
 
     def _zero(self, name: str) -> tuple[Any, bool]:
         stack, sums = self.arguments[name].gradient_stack(), self.arguments[name].sums_stack()
@@ -184,17 +166,17 @@ class Compiled:
             return program.lower(stack, sums).compile(), False
 
     def _apply(self, name: str, clip_norm: float | None) -> tuple[Any, bool]:
-        arguments, mesh = self.arguments[name], self.plan.sections[name].submesh.mesh
+        arguments, section = self.arguments[name], self.plan.sections[name]
         master, compute, state = arguments.master(), arguments.compute(), self.optimizer_states[name]
         squares = {other: arguments.scalar() for other in self.reduced}
         whole = arguments.scalar().sharding
         out = (shardings(master), shardings(state), shardings(compute), whole, whole)
-        apply = make_apply(self.optimizers[name], clip_norm)
-        with jax.set_mesh(mesh):
+        apply = make_apply(section, self.optimizers[name], clip_norm)
+        with jax.set_mesh(section.submesh.mesh):
             # Master, optimizer state and old compute parameters are donated. The last are never read, and would be
             # dropped as unused arguments without keep_unused.
             program = jax.jit(apply, donate_argnums=(0, 1, 2), keep_unused=True, out_shardings=out)
-            return program.lower(master, state, compute, master, squares, arguments.scalar(jnp.bool_)).compile(), False
+            return program.lower(master, state, compute, arguments.gradient_stack(), squares, arguments.scalar(jnp.bool_)).compile(), False
 
 
 def _memory(compiled: Any) -> Any:

@@ -14,11 +14,14 @@ import numpy as np
 
 from ..meshes import on_every_device
 from ..schedules import Task
+from .arguments import shardings
 from .checks import refuse_deleted
 from .compile import Compiled
 from .dispatcher import Dispatcher, InFlight
 from .feeds import PreparedStep
+from .snapshot import Snapshot, flat, optimizer_of, take_snapshot
 from .state import Arrays, SectionState, initial_values, make_states, zeros
+from .update import make_shares
 
 DEFAULT_IN_FLIGHT = 8
 
@@ -30,12 +33,14 @@ class StepReport:
     Args:
         prepared: the step.
         sums: section -> objective sums `[M]`, on the section that computes them.
+        squares: section -> sum of squares of its gradient; NaN where a weighted objective of it is not finite.
         norm: joint gradient norm before clipping, or None without training.
         applied: whether the update was applied, or None.
     """
 
     prepared: PreparedStep
     sums: Mapping[str, jax.Array]
+    squares: Mapping[str, jax.Array]
     norm: jax.Array | None
     applied: jax.Array | None
 
@@ -74,6 +79,7 @@ class Engine:
         given: section -> path -> array-like, for parameters that come from files.
         in_flight: most unfinished tasks that a replica is given.
         debug: check before every call that no argument was given away.
+        saved: parameters and optimizer state that go on, on the plan's shardings; seed and given are not used then.
     """
 
     def __init__(
@@ -83,11 +89,18 @@ class Engine:
         given: Mapping[str, Mapping[str, Any]] | None = None,
         in_flight: int = DEFAULT_IN_FLIGHT,
         debug: bool = False,
+        saved: Snapshot | None = None,
     ) -> None:
         self.debug = debug
         self.compiled, self.plan = compiled, compiled.plan
-        values = {n: initial_values(s, compiled.arguments[n], seed, (given or {}).get(n, {})) for n, s in self.plan.sections.items()}
-        self.states = make_states(compiled, values)
+        if saved is None:
+            values = {n: initial_values(s, compiled.arguments[n], seed, (given or {}).get(n, {})) for n, s in self.plan.sections.items()}
+            self.states = make_states(compiled, values)
+        else:
+            parts = {n: (saved.trained.get(n, {}).get("parameters", {}), saved.frozen.get(n, {})) for n in self.plan.sections}
+            values = {n: {**flat(trained), **flat(frozen)} for n, (trained, frozen) in parts.items()}
+            optimizers = {n: optimizer_of(saved.trained[n], compiled.optimizer_states[n]) for n in compiled.trained}
+            self.states = make_states(compiled, values, optimizers)
         self.in_flight = InFlight(in_flight)
         self._zeros = _zero_slots(compiled)
         self.last_tasks: list[Task] = []
@@ -105,8 +118,15 @@ class Engine:
         For verification: parameters stay as they are, accumulators are zero again afterwards.
         """
         self._dispatcher().run(prepared)
-        reduced = {name: self._reduce(name)[0] for name in self.compiled.reduced}
-        return {name: reduced[name] for name in self.compiled.trained}
+        found = {}
+        for name in self.compiled.reduced:
+            stack, sums, _, _ = self._reduce(name)
+            if name in self.compiled.trained:
+                section, places = self.plan.sections[name], shardings(self.compiled.arguments[name].master())
+                with jax.set_mesh(section.submesh.mesh):
+                    found[name] = jax.jit(make_shares(section), out_shardings=places)(stack)
+            self._zero(name, stack, sums)
+        return found
 
     def evaluate(self, steps: Iterable[PreparedStep]) -> dict[str, float]:
         """Runs forward over batches and returns "section/objective" -> sum / count over all of them.
@@ -133,6 +153,10 @@ class Engine:
         state = self.states[section]
         return {path: np.asarray(value) for path, value in {**state.master, **state.frozen}.items()}
 
+    def snapshot(self) -> Snapshot:
+        """Parameters and optimizer state as they are between two steps; the next step donates these arrays, so do not keep them."""
+        return take_snapshot(self.states, self.compiled.trained)
+
     def _dispatcher(self) -> Dispatcher:
         return Dispatcher(self.compiled, self.states, self._zeros, self.in_flight, self.debug)
 
@@ -142,30 +166,41 @@ class Engine:
             refuse_deleted(kind, name, args)
         return self.compiled[name, kind, 0, 0](*args)
 
-    def _reduce(self, name: str) -> tuple[Arrays, jax.Array, Arrays]:
-        """Sums a section's gradients over its replicas; the zeroed stacks become the next accumulators."""
-        state = self.states[name]
-        # The holders are empty until zeros have taken the place of what they held.
-        stack = state.take_stacks()
-        gradients, square, sums = self._call("reduce", name, *stack)
-        state.put_stacks(*self._call("zero", name, *stack))
-        return gradients, square, sums
+    def _reduce(self, name: str) -> tuple[Arrays, Arrays, jax.Array, Arrays]:
+        """Sums a section's accumulators over its replicas, in place; its holders are empty until `_zero` fills them again.
+
+        Returns:
+            Reduced accumulators, objective sums of each replica, sum of squares, objective sums.
+        """
+        stack, sums = self.states[name].take_stacks()
+        reduced, square, total = self._call("reduce", name, stack, sums)
+        return reduced, sums, square, total
+
+    def _zero(self, name: str, stack: Arrays, sums: Arrays) -> None:
+        """Makes zeros in the place of what was reduced: the next accumulators."""
+        self.states[name].put_stacks(*self._call("zero", name, stack, sums))
 
     def _update(self, prepared: PreparedStep) -> StepReport:
         reduced = {name: self._reduce(name) for name in self.compiled.reduced}
         norm = applied = None
         for name in self.compiled.trained:
-            gradients = reduced[name][0]
             state, scalar = self.states[name], self.compiled.arguments[name].scalar().sharding
-            squares = {other: r[1] if other == name else on_every_device(r[1], scalar) for other, r in reduced.items()}
+            squares = {other: r[2] if other == name else on_every_device(r[2], scalar) for other, r in reduced.items()}
             state.drop_views()
-            arguments = (state.master, state.optimizer, state.compute, gradients, squares, prepared.active[name])
+            arguments = (state.master, state.optimizer, state.compute, reduced[name][0], squares, prepared.active[name])
             state.master, state.optimizer, compute, section_norm, section_applied = self._call("apply", name, *arguments)
             state.set_compute(compute)
             if norm is None:
                 norm, applied = section_norm, section_applied
-        sums = {name: r[2]["sums"] for name, r in reduced.items() if r[2]}
-        return StepReport(prepared=prepared, sums=sums, norm=norm, applied=applied)
+        for name, (stack, sums, _, _) in reduced.items():
+            self._zero(name, stack, sums)
+        return StepReport(
+            prepared=prepared,
+            sums={name: r[3]["sums"] for name, r in reduced.items() if r[3]},
+            squares={name: r[2] for name, r in reduced.items()},
+            norm=norm,
+            applied=applied,
+        )
 
 
 def _zero_slots(compiled: Compiled) -> dict[Any, tuple[jax.Array, ...]]:

@@ -71,6 +71,8 @@ def _made_up(shapes: Any) -> Any:
     """Arguments of given shapes: small numbers that differ along the last dimension, the same on every device list."""
 
     def make(shape: Any) -> jax.Array:
+        if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+            return jax.device_put(jnp.broadcast_to(jax.random.key(0), shape.shape), shape.sharding)
         count = np.arange(shape.shape[-1] if shape.shape else 1)
         values = np.sin(count + 1.0) / 8 if jnp.issubdtype(shape.dtype, jnp.floating) else count % 2
         row = values.astype(shape.dtype)
@@ -81,5 +83,11 @@ def _made_up(shapes: Any) -> Any:
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two results have equal bits; NaN equals NaN. Reading both also shows whether the programs run at all."""
-    pairs = zip(jax.tree.leaves(jax.device_get(one)), jax.tree.leaves(jax.device_get(other)), strict=True)
+    pairs = zip(_read(one), _read(other), strict=True)
     return all(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+def _read(tree: Any) -> list[np.ndarray]:
+    """The leaves of a result on the host; random keys as the numbers that they are."""
+    keys = (jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf for leaf in jax.tree.leaves(tree))
+    return [np.asarray(leaf) for leaf in keys]

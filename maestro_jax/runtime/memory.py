@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from .arguments import bytes_on_a_device
+from .arguments import Arguments, bytes_on_a_device
 from .compile import Compiled
+from .plan import Plan, SectionPlan
+from .programs import SectionFunctions
+from .task_programs import TaskPrograms
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +24,7 @@ class MemoryUse:
         optimizer: optimizer state.
         microbatch: data, payloads and residuals of the largest micro-batch in flight.
         in_flight: most bytes of micro-batches in flight: `max_bytes` where it is set, else one micro-batch for each unfinished task.
-        program: largest sum of arguments, results and scratch of any compiled program; None where the backend does not tell.
+        program: largest sum of arguments, results and scratch of any compiled program; None where there is none, or nothing tells.
     """
 
     state: int
@@ -44,17 +48,42 @@ def memory_use(compiled: Compiled, in_flight: int) -> dict[str, MemoryUse]:
     """
     found = {}
     for name, section in compiled.plan.sections.items():
-        largest = max(compiled.bucket_bytes[name])
         programs = [peak for p in compiled.programs if p.section == name if (peak := program_bytes(p.memory)) is not None]
-        optimizer = jax.tree.leaves(compiled.optimizer_states.get(name, ()))
-        found[name] = MemoryUse(
-            state=section.bytes_per_device(),
-            optimizer=sum(bytes_on_a_device(leaf) for leaf in optimizer),
-            microbatch=largest,
-            in_flight=section.section.max_bytes or in_flight * largest,
-            program=max(programs, default=None),
-        )
+        state = compiled.optimizer_states.get(name, ())
+        found[name] = _use(section, state, max(compiled.bucket_bytes[name]), in_flight, max(programs, default=None))
     return found
+
+
+def predict_memory(plan: Plan, optimizers: Mapping[str, Any], in_flight: int) -> dict[str, MemoryUse]:
+    """Adds up what each section will hold, before anything is compiled.
+
+    How residuals are split over the devices of a replica is known only when a forward has been compiled; until then, each device counts
+    all of them.
+
+    Args:
+        plan: where the sections run.
+        optimizers: section -> optax transformation, for trainable sections.
+        in_flight: most unfinished tasks of a replica.
+    """
+    found = {}
+    for name, section in plan.sections.items():
+        arguments = Arguments(plan, section)
+        state = arguments.optimizer_state(optimizers[name]) if name in optimizers else ()
+        bucket = section.section.buckets[-1]
+        programs = TaskPrograms(SectionFunctions(plan, section, bucket), arguments, bucket)
+        largest = arguments.bytes_in_flight(bucket, programs.abstract_residuals())
+        found[name] = _use(section, state, largest, in_flight, None)
+    return found
+
+
+def _use(section: SectionPlan, optimizer_state: Any, largest: int, in_flight: int, program: int | None) -> MemoryUse:
+    return MemoryUse(
+        state=section.bytes_per_device(),
+        optimizer=sum(bytes_on_a_device(leaf) for leaf in jax.tree.leaves(optimizer_state)),
+        microbatch=largest,
+        in_flight=section.section.max_bytes or in_flight * largest,
+        program=program,
+    )
 
 
 def program_bytes(memory: Any) -> int | None:

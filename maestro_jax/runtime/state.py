@@ -124,13 +124,23 @@ def initial_values(section: SectionPlan, arguments: Arguments, seed: int, given:
     return made
 
 
-def make_states(compiled: Compiled, values: Mapping[str, Arrays]) -> dict[str, SectionState]:
-    """Makes the state of every section: optimizer state with pinned shardings, compute parameters, zero accumulators."""
+def make_states(
+    compiled: Compiled, values: Mapping[str, Arrays], optimizers: Mapping[str, Any] | None = None
+) -> dict[str, SectionState]:
+    """Makes the state of every section: optimizer state with pinned shardings, compute parameters, zero accumulators.
+
+    Args:
+        compiled: programs of the plan.
+        values: section -> parameters, as `initial_values` returns them.
+        optimizers: section -> optimizer state that goes on; None begins anew.
+    """
     states = {}
     for name, section in compiled.plan.sections.items():
         state = SectionState(section, compiled.arguments[name], values[name])
         with jax.set_mesh(section.submesh.mesh):
-            if name in compiled.trained:
+            if name in compiled.trained and optimizers is not None:
+                state.optimizer = optimizers[name]
+            elif name in compiled.trained:
                 shardings = jax.tree.map(lambda s: s.sharding, compiled.optimizer_states[name])
                 state.optimizer = jax.jit(compiled.optimizers[name].init, out_shardings=shardings)(state.master)
             state.set_compute(_cast(state.master, compiled.arguments[name].compute()))

@@ -94,3 +94,13 @@ class TaskPrograms:
             return ()
         shapes, places = self._made["forward", 0].out_info[2], self._made["forward", replica].output_shardings[2]
         return jax.tree.map(lambda shape, place: shaped(shape.shape, shape.dtype, place), shapes, places)
+
+    def abstract_residuals(self) -> Tree:
+        """Residuals without shardings, known before anything is compiled."""
+        name = self.arguments.section.section.name
+        consumed = bool(self.arguments.plan.graph.out_of(name))
+        if not (self._keeps_residuals() and consumed and self.arguments.plan.graph.runs_backward[name]):
+            return ()
+        with jax.set_mesh(self.arguments.section.submesh.replica_meshes[0]):
+            kept = jax.eval_shape(self.functions.forward_residuals, *self.takes("forward", 0))[2]
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), kept)

@@ -51,6 +51,18 @@ def test_without_the_private_names_every_program_is_compiled(monkeypatch: pytest
     assert worst_leaf(setup.gradients(SAMPLES), setup.reference(SAMPLES)[1]) < 1e-5
 
 
+def test_programs_that_take_and_return_random_keys_are_loaded_too() -> None:
+    """Residuals may hold typed random keys."""
+    one, other = jax.devices()[:2]
+    here, there = (jax.ShapeDtypeStruct((2,), jax.random.key(0).dtype, sharding=jax.sharding.SingleDeviceSharding(d)) for d in (one, other))
+    program = jax.jit(lambda keys: jax.vmap(jax.random.split)(keys)).lower(here).compile()
+    twin = load.load_for(program, [one], [other], ((here,), (there,)))
+    assert twin is not None
+    keys = jax.random.split(jax.random.key(3))
+    expected = jax.random.key_data(program(jax.device_put(keys, one)))
+    np.testing.assert_array_equal(jax.random.key_data(twin(jax.device_put(keys, other))), expected)
+
+
 def test_a_twin_that_computes_something_else_is_not_used() -> None:
     one, other = jax.devices()[:2]
 

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from .batches import Batches
 from .corpus import Corpus
+from .dataset import Dataset, Part
+from .jsonl import Jsonl
+from .mixture import Mixture
 from .packing import Packed, pack
 from .routes import Route, route
 from .samples import ArraySpec, Item, Sample
-from .sources import Dataset
 from .text_folder import TextFolder
 
-__all__ = ["ArraySpec", "Batches", "Corpus", "Dataset", "Item", "Packed", "Route", "Sample", "TextFolder", "pack", "route"]
+__all__ = [
+    "ArraySpec",
+    "Batches",
+    "Corpus",
+    "Dataset",
+    "Item",
+    "Jsonl",
+    "Mixture",
+    "Packed",
+    "Part",
+    "Route",
+    "Sample",
+    "TextFolder",
+    "pack",
+    "route",
+]

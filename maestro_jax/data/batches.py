@@ -1,19 +1,30 @@
-"""Which samples a step trains on: a Grain pipeline that is a pure function of the seed and the step.
+"""Which samples a step trains on: a pure function of the seed and the step.
 
-Each epoch is shuffled anew and cut into batches. The samples that do not fill a last batch are left out of that
-epoch (others in the next one), so no batch spans two epochs and none holds a sample twice: sample ids, which
+Each epoch is shuffled anew (by Grain) and cut into batches. The samples that do not fill a last batch are left out of
+that epoch (others in the next one), so no batch spans two epochs and none holds a sample twice: sample ids, which
 dropout and routes depend on, are unique within a step.
+
+Where a data set has parts, each part has epochs of its own, of as many whole steps as its samples surely suffice for.
+How many samples of a batch come from each part is the rule by which Grain mixes (`MapDataset.mix`), with the exact
+weights: however long a run is, a part has had its share of all samples, but for fewer than there are parts. Grain's own
+`mix` rounds weights, and repeats samples in a batch that spans two epochs of a part.
 """
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import hashlib
-from collections.abc import Iterator
-from typing import cast
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
 
 from ..errors import DataError
+from .dataset import Dataset, Part, refuse_repeated_ids
 from .samples import Sample
-from .sources import Dataset
+
+_MANY = 2**62  # steps that no run takes; ranges end below 2**63
 
 
 class Batches:
@@ -23,12 +34,13 @@ class Batches:
         dataset: where the samples come from.
         batch: samples of one step (the global batch).
         seed: any whole number; another seed is another order in every epoch.
+        set_by: where `batch` was set, for error texts.
 
     Attributes:
-        steps_per_epoch: batches in one pass over the training samples.
+        steps_per_epoch: batches in one pass over the training samples; with parts, over the one that takes longest.
 
     Raises:
-        DataError: the training samples do not fill one batch.
+        DataError: the training samples, or those of a part, do not fill one batch.
 
     >>> from maestro_jax.data.samples import Sample
     >>> samples = [Sample(id=str(n), items={}) for n in range(6)]
@@ -48,15 +60,100 @@ class Batches:
                 fix="lower batch, add text, or lower max_length or heldout_fraction of the data source for more samples",
                 anchor="batch-larger-than-data",
             )
-        import grain  # here, because it takes more than a second and imports JAX
-
-        self.steps_per_epoch = available // batch
-        source = grain.MapDataset.source(dataset.train)
-        self._batches = source.shuffle(seed=_shuffle_seed(seed)).batch(batch, drop_remainder=True, batch_fn=list).repeat()
+        parts = dataset.parts or (Part("", available, 1),)
+        self._train, self._batch = dataset.train, batch
+        self._weights = whole_weights([part.weight for part in parts])
+        self._orders = []
+        first = 0
+        for number, part in enumerate(parts):
+            steps = self._steps_per_epoch(number, part, set_by)
+            self._orders.append(_Order(first, part.samples, steps, _shuffled(part, seed)))
+            first += part.samples
+        self.steps_per_epoch = max(order.steps for order in self._orders)
 
     def __call__(self, step: int) -> list[Sample]:
-        """Returns the samples of a step, counted from 0; the same ones whichever steps were asked for before."""
-        return cast("list[Sample]", self._batches[step])  # Grain allows for filters, which leave gaps (None); there is none here
+        """Returns the samples of a step, counted from 0, part by part; the same ones whichever steps were asked for before.
+
+        Raises:
+            DataError: two of them have one id.
+        """
+        before, after = (shares(n * self._batch, self._weights) for n in (step, step + 1))
+        chosen = []
+        for number, order in enumerate(self._orders):
+            epoch = step // order.steps
+            start = shares(epoch * order.steps * self._batch, self._weights)[number]
+            chosen += [self._train[order.place(epoch, n - start)] for n in range(before[number], after[number])]
+        refuse_repeated_ids(chosen, f"the batch of step {step}")
+        return chosen
+
+    def _steps_per_epoch(self, number: int, part: Part, set_by: str) -> int:
+        """The most steps in a row that never take more samples of a part than it has."""
+        bound = min(part.samples * sum(self._weights) // (self._batch * self._weights[number]), _MANY)
+        steps = bisect.bisect_right(range(bound + 1), part.samples, key=lambda n: most(n * self._batch, self._weights)[number]) - 1
+        if steps < 1:
+            share = self._batch * self._weights[number] / sum(self._weights)
+            raise DataError(
+                f"source {part.name!r} has too few training samples for its weight.",
+                wanted=f"at least {most(self._batch, self._weights)[number]} samples, so that no batch holds one of them twice",
+                have=f"{part.samples}, and a step takes {share:.3g} of its {self._batch} samples from them",
+                set_by=set_by,
+                fix="lower batch or the weight of this source, or give it more data (a lower max_length makes more samples of a text)",
+                anchor="mixture-source-too-small",
+            )
+        return steps
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """In which order the samples of a part are drawn: `samples` of them, from place `first` on, in epochs of `steps` steps."""
+
+    first: int
+    samples: int
+    steps: int
+    shuffled: Any
+
+    def place(self, epoch: int, number: int) -> int:
+        """Place in the data set of the sample that is drawn as `number` in an epoch."""
+        return self.first + self.shuffled[epoch * self.samples + number]
+
+
+def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
+    """Returns whole numbers in exactly the proportions of the weights.
+
+    >>> whole_weights([3.0, 0.5])
+    (6, 1)
+    """
+    exact = [Fraction(weight) for weight in weights]
+    unit = math.lcm(*(weight.denominator for weight in exact))
+    return tuple(int(weight * unit) for weight in exact)
+
+
+def shares(total: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """Says how many of the first `total` samples each part gives; no part's number ever falls when `total` grows.
+
+    >>> [shares(total, (3, 1)) for total in range(5)]
+    [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1)]
+    """
+    found, left = [], sum(weights)
+    for weight in weights:
+        rest = total * (left - weight) // left
+        found.append(total - rest)
+        total, left = rest, left - weight
+    return tuple(found)
+
+
+def most(total: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """Says how many of any `total` samples in a row each part gives at most.
+
+    >>> most(8, (3, 1)), most(2, (3, 1))
+    ((6, 2), (2, 1))
+    """
+    found, left = [], sum(weights)
+    for weight in weights:
+        # Of n in a row, rounding takes at most the next whole number above n times the share, and passes on likewise.
+        found.append(-(-total * weight // left))
+        total, left = -(-total * (left - weight) // left), left - weight
+    return tuple(found)
 
 
 def heldout_batches(dataset: Dataset, batch: int) -> Iterator[list[Sample]]:
@@ -65,6 +162,11 @@ def heldout_batches(dataset: Dataset, batch: int) -> Iterator[list[Sample]]:
         yield [dataset.heldout[n] for n in range(start, min(start + batch, len(dataset.heldout)))]
 
 
-def _shuffle_seed(seed: int) -> int:
-    """Grain adds the epoch to a 32-bit seed; without a hash, seed 1 would begin with the second epoch of seed 0."""
-    return int.from_bytes(hashlib.sha256(f"shuffle:{seed}".encode()).digest()[:4], "big")
+def _shuffled(part: Part, seed: int) -> Any:
+    """Grain's shuffle of the numbers below `part.samples`, another one in each epoch."""
+    import grain  # here, because it takes more than a second and imports JAX
+
+    # Grain adds the epoch to a 32-bit seed; without a hash, seed 1 would begin with the second epoch of seed 0.
+    name = f"shuffle:{seed}:{part.name}" if part.name else f"shuffle:{seed}"
+    hashed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+    return grain.MapDataset.source(range(part.samples)).shuffle(seed=hashed)

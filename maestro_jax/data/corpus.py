@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from ..config import configurable
 from ..errors import DataError
-from .sources import Document, TextSource
+from .documents import Document
+from .sources import TextSource
 
 
 @configurable

@@ -1,8 +1,9 @@
-"""What every data source makes, a `Dataset`, and how text becomes one.
+"""How text becomes a `Dataset`.
 
 Text: each document is tokenized, an end-of-text token is appended when the tokenizer has one, and the tokens are
 cut into pieces of `max_length + 1` that overlap by one. A piece's tokens without the last are a sample's input and
-without the first its targets, so every token of a document but its first is a target exactly once.
+without the first its targets, so every token of a document but its first is a target exactly once. Where only some of
+the text is trained on, such as answers, the other targets have weight 0 in the loss.
 
 Documents are split into training and held-out by a hash of their names: the side of a document depends neither on
 the order nor on the number of the others, so that a corpus may grow without leaking held-out text into training.
@@ -15,14 +16,16 @@ import dataclasses
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from ..config import config_folder
 from ..errors import ConfigError, DataError, set_by
+from .dataset import Dataset
+from .documents import Document, Tokens, tokenize
 from .samples import ArraySpec, Item, Sample
 
 logger = logging.getLogger(__name__)
@@ -36,36 +39,6 @@ _DOCUMENTS_AT_ONCE = 64  # bounds the memory of a tokenizer's intermediate resul
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dataset:
-    """Samples to train on and to evaluate on.
-
-    Args:
-        train: training samples, random access.
-        heldout: samples that are never trained on; may be empty.
-        specs: per stream, the arrays of its items.
-        vocab_size: how many token ids there are (the largest id + 1); None for data without tokens.
-        tokenizer_fingerprint: equal for equal vocabularies, see `maestro_jax.data.tokenizer.fingerprint`.
-        skipped: how many documents or pieces were left out, by reason.
-        notes: facts about the origin of the data, such as a hash; written to a run's `env.json`.
-    """
-
-    train: Sequence[Sample]
-    heldout: Sequence[Sample] = ()
-    specs: Mapping[str, Mapping[str, ArraySpec]]
-    vocab_size: int | None = None
-    tokenizer_fingerprint: str | None = None
-    skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-class Document(NamedTuple):
-    """A text with a name that is unique in its corpus and stays the same between runs."""
-
-    name: str
-    text: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TextSource:
     """What text sources share; subclasses say where documents come from (`read`).
 
@@ -76,6 +49,7 @@ class TextSource:
         min_length: pieces of fewer tokens are dropped and counted.
         heldout_fraction: expected share of documents held out, at least one when above 0; 0 holds out nothing.
         seed: another seed is another split.
+        name: what the ids of its samples begin with in a `Mixture`; in a config file the scope, as in `@chat/Jsonl()`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -88,6 +62,7 @@ class TextSource:
     min_length: int = 2
     heldout_fraction: float = 0.1
     seed: int = 0
+    name: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_length < 1:
@@ -98,7 +73,7 @@ class TextSource:
             raise self._bad_value("heldout_fraction", "a fraction of at least 0 and below 1")
 
     def read(self, skipped: collections.Counter[str]) -> Iterator[Document]:
-        """Yields the documents in a fixed order; counts in `skipped`, by reason, those that it leaves out."""
+        """Yields the documents in a fixed order, each name once; counts in `skipped`, by reason, those that it leaves out."""
         raise NotImplementedError(f"{type(self).__name__} does not say where its documents come from")
 
     def describe(self) -> dict[str, str]:
@@ -115,7 +90,7 @@ class TextSource:
             the SHA-256 of names and texts (`corpus_sha256`), the number of documents and the kind of split.
 
         Raises:
-            DataError: nothing can be read, there is no text, or too little of it to hold any out.
+            DataError: nothing can be read, two documents have one name, there is no text, or too little of it to hold any out.
             ConfigError: the tokenizer's file was not found.
         """
         # Not at the top: `python -m maestro_jax.data.tokenizer` would find itself imported already, and warn.
@@ -126,9 +101,11 @@ class TextSource:
         digest = hashlib.sha256()
         pieces: dict[str, list[Sample]] = {}
         for group in _groups(self.read(skipped), _DOCUMENTS_AT_ONCE):
-            for document, ids in zip(group, vocabulary.encode(tokenizer, [document.text for document in group]), strict=True):
+            for document, tokens in zip(group, tokenize(tokenizer, group), strict=True):
+                if document.name in pieces:
+                    raise self._repeated_name(document.name)
                 digest.update(f"{document.name}\0{document.text}\0".encode())
-                pieces[document.name] = self._cut(document.name, ids, skipped)
+                pieces[document.name] = self._cut(document.name, tokens, skipped)
         with_text = {name: samples for name, samples in pieces.items() if samples}
         if not with_text:
             raise self._no_text(len(pieces), skipped)
@@ -144,12 +121,15 @@ class TextSource:
             notes={**self.describe(), **notes},
         )
 
-    def _cut(self, name: str, ids: np.ndarray, skipped: collections.Counter[str]) -> list[Sample]:
-        samples = cut_pieces(name, ids, self.max_length)
-        kept = [sample for sample in samples if sample.items["text"][0].units >= self.min_length]
+    def _cut(self, name: str, tokens: Tokens, skipped: collections.Counter[str]) -> list[Sample]:
+        samples = cut_pieces(name, tokens.ids, self.max_length, tokens.loss)
+        long_enough = [sample for sample in samples if sample.items["text"][0].units >= self.min_length]
         # A document of one token has no target, so no piece at all; it counts as one that is too short.
-        if dropped := max(len(samples), 1) - len(kept):
+        if dropped := max(len(samples), 1) - len(long_enough):
             skipped["too short"] += dropped
+        kept = [sample for sample in long_enough if sample.items["text"][0].arrays["loss_mask"].any()]
+        if dropped := len(long_enough) - len(kept):
+            skipped["nothing to learn in the piece"] += dropped
         return kept
 
     def _split(self, pieces: Mapping[str, list[Sample]]) -> tuple[tuple[Sample, ...], tuple[Sample, ...], str]:
@@ -192,20 +172,31 @@ class TextSource:
         return DataError(
             f"{type(self).__name__} has no text to train on.",
             wanted=f"at least one document with a piece of min_length={self.min_length} tokens",
-            have=f"{documents} documents with text, no piece long enough (skipped: {counts or 'nothing'})",
+            have=f"{documents} documents with text, no piece to train on (skipped: {counts or 'nothing'})",
             set_by=set_by(self, self.origin),
-            fix="give text files that are not empty and are UTF-8, or lower min_length; the log names each file skipped",
+            fix="give text that is not empty and is UTF-8, or lower min_length; the log names what was skipped",
             anchor="empty-corpus",
         )
 
+    def _repeated_name(self, name: str) -> DataError:
+        return DataError(
+            f"two documents are called {name!r}.",
+            wanted="a name of its own for each document: the ids of its samples are made from it",
+            have="the second of them would take the place of the first",
+            set_by=set_by(self, self.origin),
+            fix=f"let {type(self).__name__}.read give each document another name",
+            anchor="repeated-sample-id",
+        )
 
-def cut_pieces(name: str, ids: np.ndarray, max_length: int) -> list[Sample]:
+
+def cut_pieces(name: str, ids: np.ndarray, max_length: int, loss: np.ndarray | None = None) -> list[Sample]:
     """Cuts a document's tokens into samples; neighbouring pieces share one token.
 
     Args:
         name: the document's name.
         ids: `[tokens]` int32, made read-only because the samples are views of it.
         max_length: most tokens of a sample.
+        loss: `[tokens]` float32, weight of each token as a target, made read-only as well; None is 1 everywhere.
 
     Returns:
         Samples `"{name}:{n}"`, n from 0; none when there are fewer than two tokens.
@@ -214,14 +205,14 @@ def cut_pieces(name: str, ids: np.ndarray, max_length: int) -> list[Sample]:
     >>> second.id, second.items["text"][0].arrays["tokens"].tolist(), second.items["text"][0].arrays["targets"].tolist()
     ('a:1', [3], [4])
     """
-    ids.flags.writeable = False
-    ones = np.ones(min(max_length, len(ids)), np.float32)  # one array for all pieces, so nobody may write into it
-    ones.flags.writeable = False
+    loss = loss if loss is not None else np.broadcast_to(np.float32(1), ids.shape)  # a view of one number
     samples = []
+    for array in (ids, loss):
+        array.flags.writeable = False
     for number, start in enumerate(range(0, len(ids) - 1, max_length)):
-        piece = ids[start : start + max_length + 1]
-        arrays = {"tokens": piece[:-1], "targets": piece[1:], "loss_mask": ones[: len(piece) - 1]}
-        samples.append(Sample(id=f"{name}:{number}", items={"text": (Item(units=len(piece) - 1, arrays=arrays),)}))
+        inputs, targets = slice(start, min(start + max_length, len(ids) - 1)), slice(start + 1, start + max_length + 1)
+        arrays = {"tokens": ids[inputs], "targets": ids[targets], "loss_mask": loss[targets]}
+        samples.append(Sample(id=f"{name}:{number}", items={"text": (Item(units=len(ids[inputs]), arrays=arrays),)}))
     return samples
 
 

@@ -11,7 +11,8 @@ from typing import ClassVar, Literal
 
 from ..config import config_folder, configurable
 from ..errors import DataError, set_by
-from .sources import Document, TextSource
+from .documents import Document
+from .sources import TextSource
 
 logger = logging.getLogger(__name__)
 

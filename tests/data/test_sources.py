@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ import pytest
 from maestro_jax.config import load
 from maestro_jax.data import tokenizer as vocabulary
 from maestro_jax.data.corpus import Corpus, corpus_documents
+from maestro_jax.data.dataset import Dataset
+from maestro_jax.data.documents import Document
 from maestro_jax.data.samples import Sample
-from maestro_jax.data.sources import TEXT_SPECS, Dataset, check_vocabulary, cut_pieces, heldout_names
+from maestro_jax.data.sources import TEXT_SPECS, check_vocabulary, cut_pieces, heldout_names
 from maestro_jax.data.text_folder import TextFolder
 from maestro_jax.errors import ConfigError, DataError, MaestroError
 
@@ -164,6 +166,19 @@ def test_pieces_below_min_length_are_dropped_and_counted() -> None:
     every, long_enough = source.load(), dataclasses.replace(source, min_length=40).load()
     assert min(sample.items["text"][0].units for sample in long_enough.train) >= 40
     assert long_enough.skipped == {"too short": len(every.train) + every.skipped.get("too short", 0) - len(long_enough.train)}
+
+
+class Twice(Corpus):
+    """A source whose `read` gives one name to two documents."""
+
+    def read(self, skipped: collections.Counter[str]) -> Iterator[Document]:
+        yield from [Document("a", "to be"), Document("b", "or not"), Document("a", "to be")]
+
+
+def test_two_documents_of_one_name_are_an_error() -> None:
+    with pytest.raises(DataError, match="two documents are called 'a'") as caught:
+        Twice(heldout_fraction=0).load()
+    assert_five_parts(caught.value, "repeated-sample-id")
 
 
 # --- the split
@@ -434,7 +449,7 @@ def test_larger_or_absent_vocabulary_is_accepted(corpus: Dataset) -> None:
 
 def test_sources_load_neither_jax_nor_grain() -> None:
     program = (
-        "import sys; from maestro_jax.data import corpus, text_folder, batches; corpus.Corpus().load(); "
+        "import sys; from maestro_jax.data import corpus, text_folder, jsonl, mixture, batches; corpus.Corpus().load(); "
         "print([name for name in ('jax', 'grain', 'flax') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

@@ -76,6 +76,10 @@ class CheckpointError(MaestroError):
     """Saved weights or state cannot be read, written or applied."""
 
 
+class TrainingError(MaestroError):
+    """Training cannot go on: what it computes is no longer of use."""
+
+
 def set_by(owner: object, field: str) -> str:
     """Says where `owner.field` was set: file, line and binding when a config file or flag did, else the class.
 

@@ -47,6 +47,7 @@ def test_every_kind_is_a_maestro_error() -> None:
         errors.ScheduleError,
         errors.DataError,
         errors.CheckpointError,
+        errors.TrainingError,
     )
     assert all(issubclass(kind, errors.MaestroError) for kind in kinds)
 

@@ -24,8 +24,13 @@ _HOMES = {
     "ArraySpec": "data",
     "Dataset": "data",
     "Corpus": "data",
+    "Jsonl": "data",
+    "Mixture": "data",
     "TextFolder": "data",
     "MaestroError": "errors",
+    # Its module is no namesake: once loaded, a module `verify` would stand in the function's place.
+    "verify": "verification",
+    "Verification": "verification",
 }
 
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

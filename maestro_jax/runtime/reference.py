@@ -1,7 +1,7 @@
 """The monolithic program that a step must agree with: every section on every sample, one `jax.grad`, one device.
 
-Independent of packing, routes, replicas and schedules: each sample has a row of its own, and rows cross edges as they
-are.
+Independent of packing, routes, replicas and schedules: each item has a row of its own, and item n of a sample in a consumer
+takes the row of item n in the producer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ Params = Mapping[str, Mapping[str, Any]]
 
 
 def reference_gradients(
-    graph: SectionGraph, shapes: GraphShapes, specs: Specs, params: Params, samples: Sequence[Sample]
+    graph: SectionGraph,
+    shapes: GraphShapes,
+    specs: Specs,
+    params: Params,
+    samples: Sequence[Sample],
+    keys: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[float, dict[str, dict[str, np.ndarray]]]:
     """Computes the loss of a global batch and its gradient in one program.
 
@@ -30,12 +35,16 @@ def reference_gradients(
         shapes: their abstract evaluation.
         specs: stream -> array name -> spec.
         params: section -> path -> value, float32.
-        samples: the batch.
+        samples: the batch; some of them have items in each stream that a section reads.
+        keys: section -> uint32[2] that its module receives as `batch["key"]`, for noise while training; None: no noise.
 
     Returns:
         The loss, and section -> path -> gradient of the parameters that are trained.
     """
     batches = {s.name: _rows(s.reads, specs, samples) for s in graph.sections}
+    for name, key in (keys or {}).items():
+        batches[name]["key"] = key
+    pairs = {e.label: _pairs(graph[e.producer].reads, graph[e.consumer].reads, samples) for e in graph.edges}
     scales = {s.name: {n: _scale(o, s.reads, samples) for n, o in s.objectives.items()} for s in graph.sections}
     trained = {
         s.name: {p: v for p, v in params[s.name].items() if not s.is_frozen(p) and jnp.issubdtype(v.dtype, jnp.floating)}
@@ -47,7 +56,9 @@ def reference_gradients(
         returned: dict[str, dict[str, jax.Array]] = {}
         loss = jnp.zeros((), jnp.float32)
         for name in graph.order:
-            inputs = {e.input: returned[e.producer][e.output] for e in graph.into(name)}
+            inputs = {
+                e.input: _crossed(returned[e.producer][e.output], pairs[e.label], batches[name]["segment_ids"]) for e in graph.into(name)
+            }
             values = {**params[name], **trained.get(name, {})}
             returned[name] = shapes.sections[name].adapter.apply(values, batches[name], inputs)
             for objective, scale in scales[name].items():
@@ -75,6 +86,23 @@ def _rows(stream: str, specs: Specs, samples: Sequence[Sample]) -> dict[str, np.
         batch["positions"][row, : item.units] = np.arange(item.units)
         batch["sample_ids"][row, : item.units] = number
     return batch
+
+
+def _pairs(producer: str, consumer: str, samples: Sequence[Sample]) -> np.ndarray:
+    """For each row of the consumer, the row of the producer that it takes; beyond the last one where there is none."""
+    pieces = [
+        [(number, n) for number, s in enumerate(samples) for n in range(len(s.items.get(stream, ())))] for stream in (producer, consumer)
+    ]
+    rows = {piece: row for row, piece in enumerate(pieces[0])}
+    return np.array([rows.get(piece, len(rows)) for piece in pieces[1]], np.int32)
+
+
+def _crossed(output: jax.Array, pairs: np.ndarray, segment_ids: jax.Array) -> jax.Array:
+    """Output `[rows, length, d]` -> input of the consumer: zero where a unit gets nothing, one where it is padding."""
+    taken = output.at[pairs].get(mode="fill", fill_value=0)
+    length = segment_ids.shape[1]
+    taken = jnp.pad(taken, ((0, 0), (0, max(0, length - taken.shape[1])), (0, 0)))[:, :length]
+    return jnp.where(segment_ids[..., None] == 0, 1, taken)
 
 
 def _scale(objective: Any, stream: str, samples: Sequence[Sample]) -> float:

@@ -1,0 +1,113 @@
+"""Chooses the fewest samples on which a plan can be judged: every section, every edge and, where possible, every replica runs."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+
+from ..data import Sample
+from ..errors import DataError, set_by
+from ..graph import SectionGraph
+from ..schedules import Policy, Schedule
+from .feeds import make_workload
+from .plan import Plan
+
+RUNS = 2
+"""Micro-batches that each replica should run: the second adds to what the first left in the accumulators."""
+
+
+def enough_samples(graph: SectionGraph, candidates: Iterable[Sample], most_units: int, look: int) -> list[Sample]:
+    """Takes candidates from the front until they reach every section and fill `most_units`.
+
+    Args:
+        graph: the sections.
+        candidates: samples, read one by one.
+        most_units: see `fewest_samples`.
+        look: most candidates to read.
+
+    Raises:
+        DataError: when none of them reaches some section.
+    """
+    taken: list[Sample] = []
+    for sample in candidates:
+        if len(taken) == look or (padded_units(taken) >= most_units and not _unreached(graph, taken)):
+            break
+        taken.append(sample)
+    _check_reached(graph, taken)
+    return taken
+
+
+def fewest_samples(plan: Plan, samples: Sequence[Sample], policy: Policy, most_units: int) -> list[Sample]:
+    """Chooses samples in their order, besides the first ones that a section or an edge needs.
+
+    Args:
+        plan: where the graph runs.
+        samples: to choose from; every one fits the plan, and some reach every section.
+        policy: decides which replica runs what.
+        most_units: most units of any stream, each item padded to the longest, unless fewer samples would leave a section out.
+
+    Returns:
+        At least two samples for each replica of the most replicated section, and as many as it takes until every replica runs two
+        micro-batches, within `most_units`.
+    """
+    needed = _needed(plan.graph, samples)
+    # Needed samples first, so that any beginning of the list reaches every section.
+    order = [*needed, *(n for n in range(len(samples)) if n not in needed)]
+    most = max((n for n in range(len(order) + 1) if padded_units([samples[i] for i in order[:n]]) <= most_units), default=0)
+    most = max(most, len(needed))
+    least = RUNS * max(s.submesh.replicas for s in plan.sections.values())
+    count = min(max(least, len(needed)), most)
+    while True:
+        chosen = [samples[i] for i in sorted(order[:count])]
+        if count == most or not idle_replicas(plan, policy.schedule(make_workload(plan, chosen, True)), RUNS):
+            return chosen
+        count = min(count + max(least, count // 4), most)
+
+
+def idle_replicas(plan: Plan, schedule: Schedule, runs: int = 1) -> dict[str, list[int]]:
+    """Section -> replicas to which a schedule gives fewer than `runs` micro-batches; sections without such are left out."""
+    ran = collections.Counter((t.section, t.replica) for t in schedule.tasks if t.kind in ("forward", "forward_backward"))
+    found = {n: [r for r in range(s.submesh.replicas) if ran[n, r] < runs] for n, s in plan.sections.items()}
+    return {name: replicas for name, replicas in found.items() if replicas}
+
+
+def padded_units(samples: Sequence[Sample]) -> int:
+    """Units of the largest stream when each item has a row of its own, padded to the longest."""
+    streams = {stream for sample in samples for stream in sample.items}
+    units = [[item.units for sample in samples for item in sample.items.get(stream, ())] for stream in streams]
+    return max((len(found) * max(found) for found in units if found), default=0)
+
+
+def _wants(graph: SectionGraph) -> set[frozenset[str]]:
+    """Streams that one sample must have together: a section's own, and those at both ends of an edge."""
+    ends = [{graph[e.producer].reads, graph[e.consumer].reads} for e in graph.edges]
+    return {frozenset({section.reads}) for section in graph.sections} | {frozenset(streams) for streams in ends}
+
+
+def _unreached(graph: SectionGraph, samples: Sequence[Sample]) -> set[frozenset[str]]:
+    return {want for want in _wants(graph) if not any(all(s.items.get(stream) for stream in want) for s in samples)}
+
+
+def _needed(graph: SectionGraph, samples: Sequence[Sample]) -> list[int]:
+    """Numbers of the first samples that reach what no earlier one of them does."""
+    needed: list[int] = []
+    left = _wants(graph) - _unreached(graph, samples)
+    for number, sample in enumerate(samples):
+        reached = {want for want in left if all(sample.items.get(stream) for stream in want)}
+        if reached:
+            needed.append(number)
+            left -= reached
+    return needed
+
+
+def _check_reached(graph: SectionGraph, samples: Sequence[Sample]) -> None:
+    for section in graph.sections:
+        if not any(sample.items.get(section.reads) for sample in samples):
+            raise DataError(
+                f"section {section.name!r} cannot be verified: no sample reaches it.",
+                wanted=f"at least one sample with items in stream {section.reads!r}",
+                have=f"{len(samples)} samples, none of them with such items",
+                fix="pass samples that every section runs for, or correct Section.reads",
+                anchor="verify-samples",
+                set_by=set_by(section, "reads"),
+            )

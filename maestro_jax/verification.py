@@ -1,0 +1,222 @@
+"""Verification before training: is the gradient that a plan computes that of one program?
+
+A few real samples go through the plan as in training (packing, routes, transfers, replicas, accumulators, their sum) and, every
+item in a row of its own, through one program on one CPU device that knows nothing of all this. Both compute in float32, with
+parameters cast to it, and receive the same random key, so noise (dropout) is on and must not depend on where a token runs.
+
+What it finds, besides faults of ours: modules whose result depends on how samples are cut and packed, such as attention that ignores
+`segment_ids`, objectives that are means instead of sums, and noise that is drawn for a whole array. Gradients are judged, updates
+(clipping, optimizer) are not; nor is what both sides share: modules on their own, and what an objective counts in an item.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import optax
+
+from .data import ArraySpec, Batches, Dataset, Sample
+from .errors import ConfigError, set_by
+from .graph import GraphShapes, SectionGraph
+from .initial_weights import given_weights
+from .meshes import devices_wanted
+from .runtime import Compiled, Engine, Plan, PreparedStep, Preparer, make_plan, reference_gradients, requests_of
+from .runtime.check_sample import check_sample
+from .runtime.comparison import Verification, compare
+from .runtime.compile import Progress
+from .runtime.fewest import enough_samples, fewest_samples, idle_replicas
+from .schedules import InOrder, Policy
+
+if TYPE_CHECKING:
+    from .run import Run
+
+LIMIT = 1e-4
+"""Largest difference, relative to the largest |g| of a leaf, that rounding in float32 may explain."""
+
+MOST_UNITS = 16384
+"""Bounds the one program, which holds the activations of all samples at once."""
+
+LOOK = 1024
+"""Most training samples that `verify_run` reads in search of some for every section."""
+
+
+def verify(
+    graph: SectionGraph,
+    batch: Sequence[Sample],
+    *,
+    specs: Mapping[str, Mapping[str, ArraySpec]] | None = None,
+    devices: Sequence[Any] | None = None,
+    weights: Mapping[str, Mapping[str, Any]] | None = None,
+    seed: int = 0,
+    policy: Policy | None = None,
+    limit: float = LIMIT,
+    most_units: int = MOST_UNITS,
+) -> Verification:
+    """Compares the gradient of a graph on its plan with that of one program, at its initial parameters.
+
+    Args:
+        graph: the sections, with their replicas, axes and micro-batches.
+        batch: samples; the fewest of them are used that run every section, and every replica where possible.
+        specs: stream -> array name -> spec; None takes those of the first item of each stream.
+        devices: JAX devices; None takes all, and makes CPU devices where there is no accelerator. Sections share too few of them.
+        weights: section -> path -> array; None reads the files that sections name. Parameters that are missing are initialised.
+        seed: of initial parameters and noise.
+        policy: decides what runs where and when; None is `InOrder()`.
+        limit: largest relative difference that is right.
+        most_units: most units (tokens) of any stream, each item padded to the longest.
+
+    Returns:
+        What was found; `require()` raises when gradients differ.
+
+    Raises:
+        MaestroError: graph, samples, weights and devices do not fit together, or no sample reaches a section.
+    """
+    samples = enough_samples(graph, batch, most_units, len(batch))
+    specs = specs if specs is not None else _specs_of(samples)
+    exact = _in_float32(graph)
+    plan = make_plan(exact, specs, _devices(graph) if devices is None else devices, share=True)
+    _check_trained(plan)
+    if weights is None:
+        data = Dataset(train=samples, specs=specs)
+        weights = {s.name: given_weights(s, plan, data) for s in graph.sections}
+    for sample in samples:
+        check_sample(plan, specs, sample)
+    policy = policy if policy is not None else InOrder()
+    samples = fewest_samples(plan, samples, policy, most_units)
+    with jax.default_matmul_precision("highest"):
+        engine = Engine(_compiled(plan), seed, weights)
+        prepared = Preparer(engine.compiled, policy, specs, seed).prepare(samples, 0)
+        return _compared(engine, prepared, specs, limit, _origins(graph))
+
+
+def verify_run(run: Run, *, limit: float = LIMIT, most_units: int = MOST_UNITS, progress: Progress | None = None) -> Verification:
+    """Compares the gradient of a run at its present parameters, on samples of its next steps.
+
+    A run that computes in float32 on CPU devices is judged by its own programs. Otherwise its plan is compiled again in float32
+    with exact products; while this lasts, the devices hold the run's state and a second copy of the parameters in float32.
+
+    Args:
+        run: what is being trained; its parameters stay as they are.
+        limit: largest relative difference that is right.
+        most_units: most units (tokens) of any stream, each item padded to the longest.
+        progress: called after each program that is compiled.
+
+    Returns:
+        What was found; `require()` raises when gradients differ.
+
+    Raises:
+        MaestroError: nothing is trained, a sample is bad (when `on_bad_sample` is "raise"), or no sample reaches a section.
+    """
+    trainer, specs, plan = run.trainer, run.dataset.specs, run.engine.plan
+    _check_trained(plan)
+    samples = enough_samples(trainer.graph, _next_samples(run), most_units, LOOK)
+    samples = fewest_samples(plan, samples, trainer.policy, most_units)
+    with jax.default_matmul_precision("highest"):
+        engine = run.engine if _is_exact(plan) else _rebuilt(run, progress)
+        prepared = Preparer(engine.compiled, trainer.policy, specs, trainer.seed).prepare(samples, run.step)
+        return _compared(engine, prepared, specs, limit, _origins(trainer.graph))
+
+
+def _compared(
+    engine: Engine, prepared: PreparedStep, specs: Mapping[str, Mapping[str, ArraySpec]], limit: float, origins: Mapping[str, str]
+) -> Verification:
+    plan = engine.plan
+    have = {n: {p: np.asarray(g) for p, g in leaves.items()} for n, leaves in engine.accumulate(prepared).items()}
+    params = {name: engine.parameters(name) for name in plan.sections}
+    shapes = GraphShapes(
+        sections={name: section.shapes for name, section in plan.sections.items()},
+        edges={label: edge.row for label, edge in plan.edges.items()},
+    )
+    _, want = reference_gradients(plan.graph, shapes, specs, params, prepared.samples, _keys(prepared))
+    leaves = compare(have, want)
+    notes = [f"no micro-batch ran on replicas {idle} of section {n!r}" for n, idle in idle_replicas(plan, prepared.schedule).items()]
+    silent = [name for name in want if all(leaf.scale == 0 for leaf in leaves if leaf.section == name)]
+    notes += [f"section {name!r} has no gradient on these samples: every element of it is 0" for name in silent]
+    ids = tuple(sample.id for sample in prepared.samples)
+    return Verification(leaves=leaves, limit=limit, samples=ids, notes=tuple(notes), origins=origins)
+
+
+def _keys(prepared: PreparedStep) -> dict[str, np.ndarray]:
+    """The key that each section's programs receive for noise; equal for all of a section's micro-batches."""
+    feeds = {section: feed.arrays["batch"] for (section, _), feed in prepared.feeds.items()}
+    return {section: np.asarray(batch["key"]) for section, batch in feeds.items() if "key" in batch}
+
+
+def _in_float32(graph: SectionGraph) -> SectionGraph:
+    """The graph with every section in float32, and room for residuals of twice the size."""
+    if all(section.dtype == "float32" for section in graph.sections):
+        return graph
+    sections = [
+        dataclasses.replace(s, dtype="float32", max_bytes=2 * s.max_bytes if s.max_bytes is not None else None) for s in graph.sections
+    ]
+    return dataclasses.replace(graph, sections=tuple(sections))
+
+
+def _is_exact(plan: Plan) -> bool:
+    """Whether a plan's programs compute in float32 throughout; accelerators multiply float32 in less unless they are told otherwise."""
+    devices = {device for section in plan.sections.values() for device in section.submesh.mesh.devices.flat}
+    return all(s.section.dtype == "float32" for s in plan.sections.values()) and all(d.platform == "cpu" for d in devices)
+
+
+def _rebuilt(run: Run, progress: Progress | None) -> Engine:
+    """The plan of a run in float32, with the run's present parameters."""
+    trainer = dataclasses.replace(run.trainer, graph=_in_float32(run.trainer.graph))
+    params = {name: run.engine.parameters(name) for name in run.engine.plan.sections}
+    return Engine(_compiled(trainer.plan(run.dataset), progress), trainer.seed, params, trainer.in_flight)
+
+
+def _compiled(plan: Plan, progress: Progress | None = None) -> Compiled:
+    """Programs of a plan with an optimizer that does nothing and has no state: updates are never called."""
+    optimizers = {s.name: optax.set_to_zero() for s in plan.graph.sections if s.trainable}
+    return Compiled(plan, optimizers, None, False, progress)
+
+
+def _next_samples(run: Run) -> Iterator[Sample]:
+    """The samples of the next steps, each once: a later epoch brings them again, and a batch holds no sample twice."""
+    trainer, seen = run.trainer, set()
+    batches = Batches(run.dataset, trainer.batch, trainer.seed, set_by=set_by(trainer, "batch"))
+    for step in range(run.step, run.step + batches.steps_per_epoch):
+        for sample in trainer.fitting(run.engine.plan, run.dataset, batches(step))[0]:
+            if sample.id not in seen:
+                seen.add(sample.id)
+                yield sample
+
+
+def _specs_of(samples: Sequence[Sample]) -> dict[str, dict[str, ArraySpec]]:
+    items = {stream: found[0] for sample in reversed(samples) for stream, found in sample.items.items() if found}
+    return {
+        stream: {
+            name: ArraySpec(shape=array.shape[1:], dtype=str(jax.dtypes.canonicalize_dtype(array.dtype)))
+            for name, array in item.arrays.items()
+        }
+        for stream, item in items.items()
+    }
+
+
+def _devices(graph: SectionGraph) -> list[Any]:
+    from .trainer import make_cpu_devices  # here, so that the trainer can import this module
+
+    make_cpu_devices(devices_wanted(requests_of(graph)))
+    return jax.devices()
+
+
+def _origins(graph: SectionGraph) -> dict[str, str]:
+    return {section.name: set_by(section, "module") for section in graph.sections}
+
+
+def _check_trained(plan: Plan) -> None:
+    if not any(section.trained for section in plan.sections.values()):
+        raise ConfigError(
+            "there is no gradient to verify.",
+            wanted="a graph that trains some parameter",
+            have=f"sections {list(plan.sections)}, all of them frozen",
+            fix="leave out --verify_step, or set Section.trainable",
+            anchor="verify-samples",
+        )
+
+
+__all__ = ["Verification", "verify", "verify_run"]

@@ -1,0 +1,103 @@
+"""The fewest samples that exercise a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import pytest
+from support import TEXT_SPECS, chain, student_functions, teacher_functions, text_samples
+
+from maestro_jax.data import Sample
+from maestro_jax.errors import DataError
+from maestro_jax.graph import Objective, Section, SectionGraph
+from maestro_jax.runtime import Plan, make_plan, make_workload
+from maestro_jax.runtime.fewest import enough_samples, fewest_samples, idle_replicas, padded_units
+from maestro_jax.schedules import InOrder
+
+SAMPLES = text_samples(60)
+
+
+def plan(graph: SectionGraph) -> Plan:
+    return make_plan(graph, {"image": TEXT_SPECS["text"], **TEXT_SPECS}, jax.devices())
+
+
+def idle(plan: Plan, samples: list[Sample], runs: int = 2) -> dict[str, list[int]]:
+    return idle_replicas(plan, InOrder().schedule(make_workload(plan, samples, True)), runs)
+
+
+def two_streams() -> SectionGraph:
+    encoder = Section(name="encoder", module=teacher_functions(8), reads="image", microbatch=32)
+    reader = Section(
+        name="reader",
+        module=student_functions(8),
+        inputs={"hidden": "encoder.hidden"},
+        objectives={"cross_entropy": Objective()},
+        microbatch=32,
+    )
+    return SectionGraph(sections=(encoder, reader))
+
+
+def mixed(*streams: tuple[str, ...]) -> list[Sample]:
+    """Samples "s0", "s1", ..., each with an item in the streams named."""
+    return [
+        dataclasses.replace(sample, items=dict.fromkeys(names, sample.items["text"]))
+        for sample, names in zip(text_samples(len(streams)), streams, strict=True)
+    ]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_every_replica_runs_two_micro_batches_and_few_samples_more(replicas: int) -> None:
+    made = plan(chain(student={"replicas": replicas, "microbatch": (32, 64)}))
+    chosen = fewest_samples(made, SAMPLES, InOrder(), 10_000)
+    assert idle(made, chosen) == {}
+    assert len(chosen) >= 2 * replicas
+    assert idle(made, chosen[: len(chosen) // 2])
+
+
+def test_short_samples_are_two_a_replica_at_least() -> None:
+    made = plan(chain(teacher={"microbatch": 32}, middle={"microbatch": 32}, student={"replicas": 3}))
+    assert len(fewest_samples(made, text_samples(30, shortest=30), InOrder(), 10_000)) >= 6
+
+
+def test_units_are_bounded_with_padding() -> None:
+    made = plan(chain(student={"replicas": 4, "microbatch": 64}))
+    chosen = fewest_samples(made, SAMPLES, InOrder(), 200)
+    assert idle(made, chosen)
+    assert padded_units(chosen) <= 200 < padded_units([*chosen, SAMPLES[len(chosen)]])
+    assert padded_units(mixed(("text",), ("text",))) == 2 * max(s.items["text"][0].units for s in text_samples(2))
+
+
+def test_one_sample_is_taken_whatever_its_length() -> None:
+    assert fewest_samples(plan(chain()), SAMPLES, InOrder(), 1) == SAMPLES[:1]
+
+
+def test_the_first_samples_of_every_section_and_edge_come_before_others_and_in_order() -> None:
+    samples = mixed(*[("text",)] * 20, ("image",), *[("text",)] * 20, ("image", "text"), ("image", "text"))
+    chosen = fewest_samples(plan(two_streams()), samples, InOrder(), 100)
+    ids = [sample.id for sample in chosen]
+    assert {"s0", "s20", "s41"} <= set(ids)
+    assert "s42" not in ids
+    assert ids == sorted(ids, key=lambda name: int(name[1:]))
+
+
+def test_candidates_are_read_only_until_there_are_enough() -> None:
+    read: list[str] = []
+
+    def candidates() -> Iterator[Sample]:
+        for sample in mixed(*[("text",)] * 10, ("image", "text"), *[("text",)] * 10):
+            read.append(sample.id)
+            yield sample
+
+    assert enough_samples(two_streams(), candidates(), 1, 100)[-1].id == "s10"
+    assert len(read) == 12
+
+
+def test_a_section_that_no_sample_reaches_is_refused() -> None:
+    samples = mixed(*[("text",)] * 5, ("image", "text"))
+    assert len(enough_samples(two_streams(), samples, 10_000, 6)) == 6
+    with pytest.raises(DataError, match="section 'encoder' cannot be verified: no sample reaches it") as caught:
+        enough_samples(two_streams(), samples, 10_000, 5)
+    assert caught.value.have == "5 samples, none of them with such items"

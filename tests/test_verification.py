@@ -157,8 +157,8 @@ def rows_in_other_places(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_replica_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     take = SectionState.take_stacks
 
-    def wrong(self: SectionState) -> Any:
-        gradients, sums = take(self)
+    def wrong(self: SectionState, step: int) -> Any:
+        gradients, sums = take(self, step)
 
         def without_the_second(stack: jax.Array) -> jax.Array:
             values = np.array(stack)

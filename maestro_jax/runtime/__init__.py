@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .compile import Compiled, Program
 from .engine import Engine, StepReport
-from .feeds import PreparedStep, Preparer, make_workload
+from .feeds import PreparedStep, Preparer, Window, make_workload
 from .plan import EdgePlan, Plan, SectionPlan, make_plan, requests_of
 from .reference import reference_gradients
 
@@ -18,6 +18,7 @@ __all__ = [
     "Program",
     "SectionPlan",
     "StepReport",
+    "Window",
     "make_plan",
     "make_workload",
     "reference_gradients",

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
 from ..errors import EdgeError, ScheduleError
 from ..meshes import Parcel, move
-from ..schedules import DEVICES, Task, run
+from ..schedules import DEVICES, Task, issue
 from .checks import explain_mismatch, refuse_deleted
 from .compile import Compiled
-from .feeds import Micro, PreparedStep, Slot
+from .feeds import Micro, Slot, Window
 from .state import SectionState
 
 Slots = dict[str, list[tuple[jax.Array, ...]]]
@@ -56,7 +56,7 @@ class InFlight:
 
 
 class Dispatcher:
-    """Runs one prepared step on the devices of a plan."""
+    """Runs one window of steps on the devices of a plan."""
 
     now = DEVICES
 
@@ -72,47 +72,54 @@ class Dispatcher:
         self.debug = debug
         self.compiled, self.plan, self.states, self.zeros, self.in_flight = compiled, compiled.plan, states, zeros, in_flight
 
-    def run(self, prepared: PreparedStep, sums: Mapping[tuple[str, int], dict[str, jax.Array]] | None = None) -> dict[tuple[str, int], Any]:
-        """Issues every task of a step except updates, which it leaves to the caller.
+    def issue(self, window: Window, sums: Mapping[tuple[str, int], dict[str, jax.Array]] | None = None) -> Iterator[int]:
+        """Issues every task of a window, except updates, which it leaves to the caller.
 
         Args:
-            prepared: schedule and feeds.
-            sums: for an evaluation, the objective sums of each (section, replica) to add to.
+            window: schedule and feeds.
+            sums: for an evaluation, the objective sums of each (section, replica) to add to; `self.sums` has them at the end.
 
-        Returns:
-            The objective sums of an evaluation; empty for training, where they stay with the accumulators.
+        Yields:
+            The number of a step in the window when all its backwards have been issued: its update is due before the iterator goes on.
 
         Raises:
             ScheduleError: when the schedule asks for a task before what it needs was issued.
             EdgeError: when a payload's rows are not what its consumer expects.
         """
-        self.prepared = prepared
+        self.window = window
         self.payloads: dict[tuple[str, Micro, Micro], Payload] = {}
         self.returned: dict[tuple[str, Micro, Micro], tuple[jax.Array, ...]] = {}
         self.saved: dict[Micro, Saved] = {}
-        self.replica_of: dict[Micro, int] = {(t.section, t.items): t.replica for t in prepared.schedule.tasks if t.items}
+        self.replica_of: dict[Micro, int] = {(t.section, t.items): t.replica for t in window.schedule.tasks if t.items}
         self.sums = dict(sums or {})
         self.issued: list[Task] = []
         self._started: list[Task] = []
-        run(prepared.progress, prepared.choose, self)
+        self.latest: jax.Array | None = None
+        for state in self.states.values() if window.training else ():
+            state.begin_window()
+        updated = -1
+        for task in issue(window.progress, window.choose, self):
+            # The first update of a step stands for all of them: one norm over all sections is all of them at once.
+            if task.kind == "update" and task.step > updated:
+                updated = task.step
+                yield updated
         if self.payloads or self.returned or self.saved:
             raise ScheduleError(
-                "a step ended with payloads that nobody took.",
+                "steps ended with payloads that nobody took.",
                 wanted="every payload consumed",
                 have=str(sorted(label for label, _, _ in [*self.payloads, *self.returned])),
                 fix="report this: the schedule is not valid",
                 anchor="schedule-invalid",
                 set_by="the policy",
             )
-        return self.sums
 
     # -- Executor
 
     def start(self, task: Task) -> int:
         """Issues a task; returns its scheduled end."""
         if task.kind != "update":
-            marker = getattr(self, "_" + task.kind)(task)
-            self.in_flight.add(task.section, task.replica, marker)
+            self.latest = getattr(self, "_" + task.kind)(task)
+            self.in_flight.add(task.section, task.replica, self.latest)
         self.issued.append(task)
         self._started.append(task)
         return task.end
@@ -127,8 +134,8 @@ class Dispatcher:
     def _forward(self, task: Task) -> jax.Array:
         micro = (task.section, task.items)
         slots = self._arrived(task)
-        runs_backward = self.plan.graph.runs_backward[task.section] and self.prepared.training
-        kind = "evaluate" if self.plan.graph.runs_backward[task.section] and not self.prepared.training else "forward"
+        runs_backward = self.plan.graph.runs_backward[task.section] and self.window.training
+        kind = "evaluate" if self.plan.graph.runs_backward[task.section] and not self.window.training else "forward"
         gradients, sums = self._take(task)
         out = self._call(task, kind, *self._inputs(task, slots), sums)
         payload, new_sums, marker = out[0], out[1], out[-1]
@@ -158,7 +165,7 @@ class Dispatcher:
 
     def _inputs(self, task: Task, slots: Any) -> tuple[Any, ...]:
         params, frozen = self.states[task.section].params(task.replica)
-        return params, frozen, self.prepared.feeds[task.section, task.items].arrays, slots
+        return params, frozen, self.window.feeds[task.section, task.items].arrays, slots
 
     def _call(self, task: Task, kind: str, *args: Any) -> Any:
         program = self.compiled[task.section, kind, task.bucket, task.replica]
@@ -173,13 +180,13 @@ class Dispatcher:
     # -- accumulators: taken because programs donate them, put back at once
 
     def _take(self, task: Task) -> tuple[Any, Any]:
-        if not self.prepared.training:
+        if not self.window.training:
             return None, self.sums[task.section, task.replica]
-        return self.states[task.section].holders[task.replica].take()
+        return self.states[task.section].holder(task.replica, task.step).take()
 
     def _put(self, task: Task, gradients: Any, sums: Any) -> None:
-        if self.prepared.training:
-            self.states[task.section].holders[task.replica].put(gradients, sums)
+        if self.window.training:
+            self.states[task.section].holder(task.replica, task.step).put(gradients, sums)
         else:
             self.sums[task.section, task.replica] = sums
 
@@ -189,23 +196,23 @@ class Dispatcher:
         """The payloads of a micro-batch by slot, zeros where none is sent; each is checked against its route."""
         micro = (task.section, task.items)
         slots: Slots = {e.edge.label: [self.zeros[e.edge.label, "in", task.replica]] * e.fan_in for e in self.plan.into(task.section)}
-        for slot in self.prepared.feeds[micro].arriving:
+        for slot in self.window.feeds[micro].arriving:
             payload = self.payloads.pop((slot.label, slot.partner, micro))
             if payload.pairing != slot.pairing:
-                raise _mispaired(slot, payload, self.prepared.step)
+                raise _mispaired(slot, payload, self.window.steps[task.step].step)
             slots[slot.label][slot.number] = payload.arrays
         return {label: tuple(found) for label, found in slots.items()}
 
     def _send(self, task: Task, payload: Mapping[str, Any]) -> None:
         micro = (task.section, task.items)
-        leaving = self.prepared.feeds[micro].leaving
+        leaving = self.window.feeds[micro].leaving
         parcels = [Parcel(self._wire(slot, micro, slot.partner), payload[slot.label][slot.number]) for slot in leaving]
         for slot, arrays in zip(leaving, move(parcels), strict=True):
             self.payloads[slot.label, micro, slot.partner] = Payload(arrays, slot.pairing)
 
     def _send_back(self, task: Task, back: Mapping[str, Any]) -> None:
         micro = (task.section, task.items)
-        slots = [s for s in self.prepared.feeds[micro].arriving if self.plan.edges[s.label].backward]
+        slots = [s for s in self.window.feeds[micro].arriving if self.plan.edges[s.label].backward]
         parcels = [Parcel(self._wire(slot, slot.partner, micro), back[slot.label][slot.number], back=True) for slot in slots]
         for slot, arrays in zip(slots, move(parcels), strict=True):
             self.returned[slot.label, slot.partner, micro] = arrays
@@ -213,7 +220,7 @@ class Dispatcher:
     def _cotangents(self, task: Task) -> dict[str, tuple[tuple[jax.Array, ...], ...]]:
         micro = (task.section, task.items)
         slots: Slots = {e.edge.label: [self.zeros[e.edge.label, "out", task.replica]] * e.fan_out for e in self.plan.out_of(task.section)}
-        for slot in self.prepared.feeds[micro].leaving:
+        for slot in self.window.feeds[micro].leaving:
             slots[slot.label][slot.number] = self.returned.pop((slot.label, micro, slot.partner))
         return {label: tuple(found) for label, found in slots.items()}
 

@@ -6,7 +6,8 @@ Nothing here reads a device. A step's numbers stay on the devices until `StepRep
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from .arguments import shardings
 from .checks import refuse_deleted
 from .compile import Compiled
 from .dispatcher import Dispatcher, InFlight
-from .feeds import PreparedStep
+from .feeds import PreparedStep, Window
 from .snapshot import Snapshot, flat, optimizer_of, take_snapshot
 from .state import Arrays, SectionState, initial_values, make_states, zeros
 from .update import make_shares
@@ -70,6 +71,22 @@ class StepReport:
         return found
 
 
+    def not_finite(self, objectives: Mapping[str, Iterable[str]], weights: Mapping[str, float]) -> tuple[str, ...]:
+        """Waits for the step and says what kept its update from being applied; nothing where nothing counted.
+
+        Args:
+            objectives: section -> names of its objectives, in order.
+            weights: "section/objective" -> weight in the loss.
+        """
+        values = self.read(objectives)
+        counted = {f"{section}/{name}" for (section, name), count in self.prepared.counts.items() if count}
+        wrong = [n for n, weight in weights.items() if weight and n in counted and n in values and not math.isfinite(values[n])]
+        if wrong:
+            return tuple(f"objective {name} is {values[name]}" for name in wrong)
+        squares = {name: float(np.asarray(value)) for name, value in self.squares.items()}
+        return tuple(f"the gradient of section {name!r} is not finite" for name, value in squares.items() if not math.isfinite(value))
+
+
 class Engine:
     """A compiled plan with its state.
 
@@ -102,33 +119,45 @@ class Engine:
             optimizers = {n: optimizer_of(saved.trained[n], compiled.optimizer_states[n]) for n in compiled.trained}
             self.states = make_states(compiled, values, optimizers)
         self.in_flight = InFlight(in_flight)
-        self._zeros = _zero_slots(compiled)
+        self.zeros = _zero_slots(compiled)
         self.last_tasks: list[Task] = []
 
-    def step(self, prepared: PreparedStep) -> StepReport:
-        """Issues a training step and its update; returns at once."""
-        dispatcher = self._dispatcher()
-        dispatcher.run(prepared)
-        self.last_tasks = dispatcher.issued
-        return self._update(prepared)
+    def step(self, window: Window) -> StepReport:
+        """Issues a window of one step and its update; returns at once."""
+        [report] = self.run(window)
+        return report
 
-    def accumulate(self, prepared: PreparedStep) -> dict[str, Arrays]:
-        """Issues a step without its update and returns every trained section's gradient, summed over replicas.
+    def run(self, window: Window) -> Iterator[StepReport]:
+        """Issues a window of training steps; yields each one when its update has been issued, without waiting for it."""
+        dispatcher = self._dispatcher()
+        for number in dispatcher.issue(window):
+            yield self._update(window.steps[number], number)
+        self.last_tasks = dispatcher.issued
+
+    def accumulate(self, window: Window) -> dict[str, Arrays]:
+        """Issues a window of one step without its update and returns every trained section's gradient, summed over replicas.
 
         For verification: parameters stay as they are, accumulators are zero again afterwards.
         """
-        self._dispatcher().run(prepared)
         found = {}
-        for name in self.compiled.reduced:
-            stack, sums, _, _ = self._reduce(name)
-            if name in self.compiled.trained:
-                section, places = self.plan.sections[name], shardings(self.compiled.arguments[name].master())
-                with jax.set_mesh(section.submesh.mesh):
-                    found[name] = jax.jit(make_shares(section), out_shardings=places)(stack)
-            self._zero(name, stack, sums)
+        for number in self._dispatcher().issue(window):
+            for name in self.compiled.reduced:
+                stack, sums, _, _ = self._reduce(name, number)
+                if name in self.compiled.trained:
+                    section, places = self.plan.sections[name], shardings(self.compiled.arguments[name].master())
+                    with jax.set_mesh(section.submesh.mesh):
+                        found[name] = jax.jit(make_shares(section), out_shardings=places)(stack)
+                self._zero(name, stack, sums)
         return found
 
-    def evaluate(self, steps: Iterable[PreparedStep]) -> dict[str, float]:
+    def discard(self, dispatcher: Dispatcher, window: Window) -> None:
+        """Issues a window of one step by a dispatcher of the caller's, and throws its gradients away."""
+        for number in dispatcher.issue(window):
+            for name in self.compiled.reduced:
+                stack, sums, _, _ = self._reduce(name, number)
+                self._zero(name, stack, sums)
+
+    def evaluate(self, windows: Iterable[Window]) -> dict[str, float]:
         """Runs forward over batches and returns "section/objective" -> sum / count over all of them.
 
         Training state is not touched; the sums are read at the end.
@@ -136,9 +165,12 @@ class Engine:
         names = {n: tuple(s.section.objectives) for n, s in self.plan.sections.items() if s.section.objectives}
         sums = {(n, r): zeros(self.compiled.arguments[n].sums(r)) for n, s in self.plan.sections.items() for r in range(s.submesh.replicas)}
         counts: dict[tuple[str, str], float] = {}
-        for prepared in steps:
-            sums = self._dispatcher().run(prepared, sums)
-            for key, count in prepared.counts.items():
+        for window in windows:
+            dispatcher = self._dispatcher()
+            for _ in dispatcher.issue(window, sums):
+                raise RuntimeError("an evaluation has no updates")
+            sums = dispatcher.sums
+            for key, count in (item for step in window.steps for item in step.counts.items()):
                 counts[key] = counts.get(key, 0.0) + count
         found = {}
         for name, objectives in names.items():
@@ -158,7 +190,7 @@ class Engine:
         return take_snapshot(self.states, self.compiled.trained)
 
     def _dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.compiled, self.states, self._zeros, self.in_flight, self.debug)
+        return Dispatcher(self.compiled, self.states, self.zeros, self.in_flight, self.debug)
 
     def _call(self, kind: str, name: str, *args: Any) -> Any:
         """Calls a program of the update."""
@@ -166,13 +198,13 @@ class Engine:
             refuse_deleted(kind, name, args)
         return self.compiled[name, kind, 0, 0](*args)
 
-    def _reduce(self, name: str) -> tuple[Arrays, Arrays, jax.Array, Arrays]:
-        """Sums a section's accumulators over its replicas, in place; its holders are empty until `_zero` fills them again.
+    def _reduce(self, name: str, number: int) -> tuple[Arrays, Arrays, jax.Array, Arrays]:
+        """Sums a section's accumulators of a step of the window over its replicas, in place.
 
         Returns:
             Reduced accumulators, objective sums of each replica, sum of squares, objective sums.
         """
-        stack, sums = self.states[name].take_stacks()
+        stack, sums = self.states[name].take_stacks(number)
         reduced, square, total = self._call("reduce", name, stack, sums)
         return reduced, sums, square, total
 
@@ -180,8 +212,8 @@ class Engine:
         """Makes zeros in the place of what was reduced: the next accumulators."""
         self.states[name].put_stacks(*self._call("zero", name, stack, sums))
 
-    def _update(self, prepared: PreparedStep) -> StepReport:
-        reduced = {name: self._reduce(name) for name in self.compiled.reduced}
+    def _update(self, prepared: PreparedStep, number: int) -> StepReport:
+        reduced = {name: self._reduce(name, number) for name in self.compiled.reduced}
         norm = applied = None
         for name in self.compiled.trained:
             state, scalar = self.states[name], self.compiled.arguments[name].scalar().sharding

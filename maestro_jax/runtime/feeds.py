@@ -6,6 +6,7 @@ Runs in a background thread while the step before runs.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,13 +17,14 @@ import numpy as np
 from ..data import Packed, Sample, pack, route
 from ..data.routes import pairing
 from ..graph import Section
-from ..schedules import Cost, EdgeWork, Policy, Progress, SampleWork, Schedule, SectionWork, Task, Workload, place
+from ..schedules import EdgeWork, Policy, Progress, SampleWork, Schedule, SectionWork, Task, Workload, place
 from ..schedules.cutting import microbatches_of
 from ..schedules.loop import Chooser
 from ..schedules.policies import replay
 from .arguments import Arguments
 from .check_sample import check_sample
 from .compile import Compiled
+from .costs import Costs, counted_costs
 from .plan import Plan
 from .state import whole
 
@@ -70,41 +72,59 @@ class PreparedStep:
 
     Args:
         step: number of the step in the run.
-        training: whether gradients are wanted.
         samples: the samples, in arrival order.
-        workload: what is to be done.
-        schedule: in which order.
-        progress: what may start when; used up when the step is issued, so a prepared step is issued once.
-        choose: starts the tasks of the schedule in its order.
-        feeds: per micro-batch.
         counts: (section, objective) -> denominator over the global batch.
         units: section -> units in its items, for throughput.
         padding: section -> share of the scheduled units that hold no item.
+        busy: section -> share of its replicas' time in which they have a task, as scheduled for the whole window.
         active: section -> device scalar: whether any weighted objective counts anything (a step without is not applied).
     """
 
     step: int
-    training: bool
     samples: Sequence[Sample]
+    counts: Mapping[tuple[str, str], float]
+    units: Mapping[str, int]
+    padding: Mapping[str, float]
+    busy: Mapping[str, float]
+    active: Mapping[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """Consecutive steps that are scheduled together, so that what waits for no update may run ahead into later ones.
+
+    Args:
+        training: whether gradients are wanted.
+        steps: in order.
+        workload: what is to be done.
+        schedule: in which order.
+        progress: what may start when; used up when the window is issued, so it is issued once.
+        choose: starts the tasks of the schedule in its order.
+        feeds: per micro-batch.
+    """
+
+    training: bool
+    steps: tuple[PreparedStep, ...]
     workload: Workload
     schedule: Schedule
     progress: Progress
     choose: Chooser
     feeds: Mapping[Micro, TaskFeed]
-    counts: Mapping[tuple[str, str], float]
-    units: Mapping[str, int]
-    padding: Mapping[str, float]
-    active: Mapping[str, jax.Array]
 
 
 def make_workload(
-    plan: Plan, samples: Sequence[Sample], training: bool, bucket_bytes: Mapping[str, tuple[int, ...]] | None = None
+    plan: Plan,
+    batches: Sequence[Sequence[Sample]],
+    training: bool,
+    costs: Costs,
+    bucket_bytes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Workload:
-    """Describes a global batch to the scheduler: a task costs its bucket's units, twice that for a backward.
+    """Describes global batches to the scheduler.
 
     Args:
         plan: where sections run.
-        samples: of the batch, in arrival order; their numbers are the workload's sample ids.
+        batches: the samples of each step, in arrival order; counted through all steps, they are the workload's sample ids.
+        costs: of tasks and transfers.
         training: whether sections run backward and update.
         bucket_bytes: section -> bytes that a micro-batch of each bucket holds in flight; None: not known, and not limited.
     """
@@ -117,8 +137,9 @@ def make_workload(
             buckets=section.section.buckets,
             trainable=section.section.trainable and training,
             max_inflight=UNLIMITED,
-            forward=Cost(per_unit=1),
-            backward=Cost(per_unit=2),
+            forward=costs.sections[name].forward,
+            backward=costs.sections[name].backward,
+            update=costs.sections[name].update if training else 0,
             devices=tuple(tuple(devices[d] for d in mesh.replica_devices(r)) for r in range(mesh.replicas)),
             row_length=section.section.row_length,
             bucket_bytes=bucket_bytes[name] if bucket_bytes else None,
@@ -126,54 +147,90 @@ def make_workload(
         )
     # Several edges between two sections are one dependency; their fan limits are equal, because sections set them.
     pairs = {(e.edge.producer, e.edge.consumer): e for e in plan.edges.values()}
-    edges = tuple(EdgeWork(producer=p, consumer=c, fan_in=e.fan_in, fan_out=e.fan_out, paired=True) for (p, c), e in pairs.items())
-    works = []
-    for number, sample in enumerate(samples):
-        items = {name: tuple(item.units for item in sample.items.get(s.section.reads, ())) for name, s in plan.sections.items()}
-        works.append(SampleWork(id=number, items={name: units for name, units in items.items() if units}))
-    return Workload(sections=sections, edges=edges, steps=(tuple(works),))
+    edges = tuple(
+        EdgeWork(producer=p, consumer=c, delay=costs.delays[e.edge.label], fan_in=e.fan_in, fan_out=e.fan_out, paired=True)
+        for (p, c), e in pairs.items()
+    )
+    numbers = itertools.count()
+    steps = tuple(tuple(_sample_work(plan, next(numbers), sample) for sample in samples) for samples in batches)
+    return Workload(sections=sections, edges=edges, steps=steps)
+
+
+def _sample_work(plan: Plan, number: int, sample: Sample) -> SampleWork:
+    items = {name: tuple(item.units for item in sample.items.get(s.section.reads, ())) for name, s in plan.sections.items()}
+    return SampleWork(id=number, items={name: units for name, units in items.items() if units})
 
 
 class Preparer:
-    """Prepares steps for a compiled plan."""
+    """Prepares steps for a compiled plan.
 
-    def __init__(self, compiled: Compiled, policy: Policy, specs: Any, seed: int) -> None:
+    Args:
+        compiled: programs of the plan.
+        policy: decides what runs where and when.
+        specs: stream -> array name -> spec.
+        seed: of everything random in a step.
+        costs: of tasks and transfers; None counts them.
+    """
+
+    def __init__(self, compiled: Compiled, policy: Policy, specs: Any, seed: int, costs: Costs | None = None) -> None:
         self.compiled, self.plan, self.policy, self.specs, self.seed = compiled, compiled.plan, policy, specs, seed
+        self.costs = costs if costs is not None else counted_costs(self.plan)
 
-    def prepare(self, samples: Sequence[Sample], step: int, training: bool = True) -> PreparedStep:
-        """Schedules a batch, packs it, makes routes and puts all arrays on the devices of their replicas.
+    def prepare(self, samples: Sequence[Sample], step: int, training: bool = True) -> Window:
+        """Prepares a window of one step (see `prepare_window`)."""
+        return self.prepare_window([samples], step, training)
+
+    def prepare_window(self, batches: Sequence[Sequence[Sample]], first: int, training: bool = True) -> Window:
+        """Schedules batches, packs them, makes routes and puts all arrays on the devices of their replicas.
+
+        Args:
+            batches: the samples of consecutive steps.
+            first: number of the first step in the run.
+            training: whether gradients are wanted.
 
         Raises:
             DataError: when an item does not fit the largest micro-batch of a section, or lengths differ across an edge.
-            ScheduleError: when the batch cannot be scheduled.
+            ScheduleError: when the batches cannot be scheduled.
         """
+        samples = [sample for batch in batches for sample in batch]
         for sample in samples:
             check_sample(self.plan, self.specs, sample)
-        workload = make_workload(self.plan, samples, training, self.compiled.bucket_bytes)
+        workload = make_workload(self.plan, batches, training, self.costs, self.compiled.bucket_bytes)
         schedule = self.policy.schedule(workload)
         tasks = [t for t in schedule.tasks if t.kind in ("forward", "forward_backward")]
-        packed = {(t.section, t.items): self._pack(t, samples) for t in tasks}
-        counts = self._counts(samples)
-        arriving, leaving, indices = self._routes(tasks, packed, step, {n: s.id for n, s in enumerate(samples)})
+        counts = [self._counts(batch) for batch in batches]
+        names = {n: s.id for n, s in enumerate(samples)}
+        feeds: dict[Micro, TaskFeed] = {}
+        for number in range(len(batches)):
+            mine = [t for t in tasks if t.step == number]
+            packed = {(t.section, t.items): self._pack(t, samples) for t in mine}
+            arriving, leaving, indices = self._routes(mine, packed, first + number, names)
+            for task in mine:
+                micro = task.section, task.items
+                arrays = self._put(task, packed[micro], indices[micro], counts[number], first + number, training)
+                feeds[micro] = TaskFeed(arrays=arrays, arriving=tuple(arriving[micro]), leaving=tuple(leaving[micro]))
+        busy = _busy(workload, schedule)
+        steps = tuple(
+            PreparedStep(
+                step=first + number,
+                samples=batch,
+                counts=counts[number],
+                units={n: sum(sum(s.items[n]) for s in workload.steps[number] if n in s.items) for n in self.plan.sections},
+                padding=_padding(workload, tasks, number),
+                busy=busy,
+                active=self._active(counts[number]),
+            )
+            for number, batch in enumerate(batches)
+        )
         progress = Progress(workload, microbatches_of(workload, schedule.tasks))
-        feeds = {}
-        for task in tasks:
-            micro = task.section, task.items
-            arrays = self._put(task, packed[micro], indices[micro], counts, step, training)
-            feeds[micro] = TaskFeed(arrays=arrays, arriving=tuple(arriving[micro]), leaving=tuple(leaving[micro]))
-        return PreparedStep(
-            step=step,
+        return Window(
             training=training,
-            samples=samples,
+            steps=steps,
             workload=workload,
             schedule=schedule,
             progress=progress,
             choose=replay(progress, schedule),
             feeds=feeds,
-            counts=counts,
-            units={n: sum(sum(s.items[n]) for s in workload.steps[0] if n in s.items) for n in self.plan.sections},
-            padding=_padding(workload, tasks),
-            active=self._active(counts),
         )
 
     def _pack(self, task: Task, samples: Sequence[Sample]) -> Packed:
@@ -260,10 +317,18 @@ def _key(seed: int, step: int, section: str) -> np.ndarray:
     return np.array([high, low], np.uint32)
 
 
-def _padding(workload: Workload, tasks: Sequence[Task]) -> dict[str, float]:
+def _padding(workload: Workload, tasks: Sequence[Task], step: int) -> dict[str, float]:
     padding = {}
     for name in workload.sections:
-        scheduled = sum(t.bucket for t in tasks if t.section == name)
-        used = sum(sum(s.items[name]) for s in workload.steps[0] if name in s.items)
+        scheduled = sum(t.bucket for t in tasks if t.section == name and t.step == step)
+        used = sum(sum(s.items[name]) for s in workload.steps[step] if name in s.items)
         padding[name] = 1 - used / scheduled if scheduled else 0.0
     return padding
+
+
+def _busy(workload: Workload, schedule: Schedule) -> dict[str, float]:
+    """Section -> share of the schedule's time in which a replica of it has a task, as a mean over its replicas."""
+    seconds = dict.fromkeys(workload.sections, 0)
+    for task in schedule.tasks:
+        seconds[task.section] += task.end - task.start
+    return {n: seconds[n] / (s.replicas * schedule.makespan) if schedule.makespan else 0.0 for n, s in workload.sections.items()}

@@ -9,6 +9,7 @@ from ..data import Sample
 from ..errors import DataError, set_by
 from ..graph import SectionGraph
 from ..schedules import Policy, Schedule
+from .costs import counted_costs
 from .feeds import make_workload
 from .plan import Plan
 
@@ -57,9 +58,10 @@ def fewest_samples(plan: Plan, samples: Sequence[Sample], policy: Policy, most_u
     most = max(most, len(needed))
     least = RUNS * max(s.submesh.replicas for s in plan.sections.values())
     count = min(max(least, len(needed)), most)
+    costs = counted_costs(plan)
     while True:
         chosen = [samples[i] for i in sorted(order[:count])]
-        if count == most or not idle_replicas(plan, policy.schedule(make_workload(plan, chosen, True)), RUNS):
+        if count == most or not idle_replicas(plan, policy.schedule(make_workload(plan, [chosen], True, costs)), RUNS):
             return chosen
         count = min(count + max(least, count // 4), most)
 

@@ -102,6 +102,11 @@ class Plan:
     edges: Mapping[str, EdgePlan]
     notes: tuple[str, ...] = ()
 
+    def _repr_html_(self) -> str:
+        from ..plan_html import plan_html  # here, because it imports this module
+
+        return plan_html(self)
+
     def into(self, section: str) -> tuple[EdgePlan, ...]:
         """Edges that end in a section."""
         return tuple(self.edges[e.label] for e in self.graph.into(section))

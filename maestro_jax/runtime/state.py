@@ -57,8 +57,9 @@ class SectionState:
         self._stack_shapes = arguments.gradient_stack(), arguments.sums_stack()
         self._params: list[Arrays] = []
         self._frozen: list[Arrays] = [_view(self.frozen, arguments.frozen(r)) for r in replicas]
-        self.holders = [Holder() for _ in replicas]
-        self.put_stacks(*(zeros(shapes) for shapes in self._stack_shapes))
+        self._ahead = not section.section.trainable
+        self._holders: dict[int, list[Holder]] = {}
+        self._spare: list[tuple[Arrays, Arrays]] = [self._zero_stacks()]
 
     def params(self, replica: int) -> tuple[Arrays, Arrays]:
         """Views of (updated, frozen) parameters in compute precision for one replica; not to be kept."""
@@ -73,16 +74,44 @@ class SectionState:
         """Forgets all views of compute parameters, before an update donates them."""
         self._params = []
 
-    def take_stacks(self) -> tuple[Arrays, Arrays]:
-        """Empties all holders and returns their accumulators as one stack `[replica, ...]`, without a copy."""
-        taken = [holder.take() for holder in self.holders]
+    def begin_window(self) -> None:
+        """Forgets sums of steps that an earlier window, broken off in its midst, ran ahead into."""
+        if self._ahead:
+            self._holders.clear()
+
+    def holder(self, replica: int, step: int) -> Holder:
+        """The accumulators of a replica in a step.
+
+        Args:
+            replica: its number.
+            step: number of the step in its window. A section that has nothing to update may run ahead into the next step before this
+                one has been reduced, so it has accumulators (of sums alone) for each step under way.
+        """
+        return self._holders_of(step)[replica]
+
+    def take_stacks(self, step: int) -> tuple[Arrays, Arrays]:
+        """Empties all holders of a step and returns their accumulators as one stack `[replica, ...]`, without a copy."""
+        taken = [holder.take() for holder in self._holders_of(step)]
+        del self._holders[step if self._ahead else 0]
         gradients, sums = self._stack_shapes
         return _stacked(gradients, [t[0] for t in taken]), _stacked(sums, [t[1] for t in taken])
 
     def put_stacks(self, gradients: Arrays, sums: Arrays) -> None:
-        """Gives each replica its part of the stacks as its next accumulators, without a copy."""
-        for holder, (gradient_shapes, sum_shapes) in zip(self.holders, self._accumulator_shapes, strict=True):
-            holder.put(_view(gradients, gradient_shapes), _view(sums, sum_shapes))
+        """Takes over zeroed stacks; each replica's part of them is its next accumulators, without a copy."""
+        self._spare.append((gradients, sums))
+
+    def _holders_of(self, step: int) -> list[Holder]:
+        key = step if self._ahead else 0
+        if key not in self._holders:
+            gradients, sums = self._spare.pop() if self._spare else self._zero_stacks()
+            holders = self._holders[key] = [Holder() for _ in self._accumulator_shapes]
+            for holder, (gradient_shapes, sum_shapes) in zip(holders, self._accumulator_shapes, strict=True):
+                holder.put(_view(gradients, gradient_shapes), _view(sums, sum_shapes))
+        return self._holders[key]
+
+    def _zero_stacks(self) -> tuple[Arrays, Arrays]:
+        gradients, sums = self._stack_shapes
+        return zeros(gradients), zeros(sums)
 
 
 def initial_values(section: SectionPlan, arguments: Arguments, seed: int, given: Mapping[str, Any]) -> Arrays:

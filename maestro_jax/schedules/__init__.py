@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .cutting import Microbatch, cut
-from .loop import DEVICES, Clock, Executor, Progress, run
+from .loop import DEVICES, Clock, Executor, Progress, issue, run
 from .placement import place
 from .policies import InOrder, Policy, Sequential
 from .tasks import Schedule, Task
@@ -26,6 +26,7 @@ __all__ = [
     "Task",
     "Workload",
     "cut",
+    "issue",
     "place",
     "run",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from ..errors import ScheduleError
@@ -296,33 +296,36 @@ Chooser = Callable[[Progress, int], Task | None]
 """Names the next task to start at this time, or None to let time pass."""
 
 
-def run(progress: Progress, choose: Chooser, executor: Executor) -> list[Task]:
-    """Runs a workload to its end.
+def issue(progress: Progress, choose: Chooser, executor: Executor) -> Iterator[Task]:
+    """Runs a workload to its end, and yields each task when it has been started.
 
     Args:
-        progress: the workload's state; used up by this call.
+        progress: the workload's state; used up.
         choose: the policy's choice among what may start.
         executor: a clock or devices.
 
-    Returns:
+    Yields:
         The tasks in the order in which they were started, which is the global issue order.
 
     Raises:
         ScheduleError: when tasks are left and none can ever start.
     """
-    started: list[Task] = []
     while progress.left:
         while (task := choose(progress, executor.now)) is not None:
             progress.start(task)
             executor.start(task)
-            started.append(task)
+            yield task
         until = progress.next_availability(executor.now)
         ended = executor.wait(until)
         for task in ended:
             progress.finish(task)
         if not ended and until is None:
             raise _stuck(progress)
-    return started
+
+
+def run(progress: Progress, choose: Chooser, executor: Executor) -> list[Task]:
+    """Runs a workload to its end (see `issue`) and returns its tasks in the order in which they were started."""
+    return list(issue(progress, choose, executor))
 
 
 def _stuck(progress: Progress) -> ScheduleError:

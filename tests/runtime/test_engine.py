@@ -70,12 +70,12 @@ def test_one_verdict_for_all_sections() -> None:
     setup = build(chain(teacher={"trainable": True}, middle={"trainable": True}), optimizer=optax.adam(1e-2))
     state = setup.engine.states["student"]
     before = setup.parameters()
-    gradients, sums = state.holders[0].take()
+    gradients, sums = state.holder(0, 0).take()
     path = next(iter(gradients))
     poison = np.zeros(gradients[path].shape, np.float32)
     poison.flat[0] = np.nan
     gradients[path] = jax.device_put(poison, gradients[path].sharding)
-    state.holders[0].put(gradients, sums)
+    state.holder(0, 0).put(gradients, sums)
     assert objectives_of(setup, SAMPLES)["applied"] == 0
     assert unchanged(before, setup.parameters())
     assert objectives_of(setup, SAMPLES)["applied"] == 1
@@ -305,8 +305,8 @@ def test_use_after_donation_is_caught_under_debug(part: str) -> None:
     assert objectives_of(setup, SAMPLES)["applied"] == 1
     state = setup.engine.states["student"]
     if part == "accumulators":
-        gradients, sums = state.holders[0].take()
-        state.holders[0].put(gradients, sums)
+        gradients, sums = state.holder(0, 0).take()
+        state.holder(0, 0).put(gradients, sums)
         victim = next(iter(gradients.values()))
     else:
         victim = next(iter(getattr(state, part).values()))

@@ -13,6 +13,7 @@ from maestro_jax.data import Sample
 from maestro_jax.errors import DataError
 from maestro_jax.graph import Objective, Section, SectionGraph
 from maestro_jax.runtime import Plan, make_plan, make_workload
+from maestro_jax.runtime.costs import counted_costs
 from maestro_jax.runtime.fewest import enough_samples, fewest_samples, idle_replicas, padded_units
 from maestro_jax.schedules import InOrder
 
@@ -24,7 +25,7 @@ def plan(graph: SectionGraph) -> Plan:
 
 
 def idle(plan: Plan, samples: list[Sample], runs: int = 2) -> dict[str, list[int]]:
-    return idle_replicas(plan, InOrder().schedule(make_workload(plan, samples, True)), runs)
+    return idle_replicas(plan, InOrder().schedule(make_workload(plan, [samples], True, counted_costs(plan))), runs)
 
 
 def two_streams() -> SectionGraph:

@@ -132,8 +132,8 @@ def test_predicted_memory_covers_what_is_resident() -> None:
     uses = memory_use(setup.engine.compiled, in_flight=4)
     state = setup.engine.states["teacher"]
     device = setup.engine.plan.sections["teacher"].submesh.mesh.devices.flat[0]
-    gradients, sums = state.holders[0].take()
-    state.holders[0].put(gradients, sums)
+    gradients, sums = state.holder(0, 0).take()
+    state.holder(0, 0).put(gradients, sums)
     resident = jax.tree.leaves((state.master, state.compute, state.frozen, gradients))
     optimizer = jax.tree.leaves(state.optimizer)
     on_device = [sum(s.data.nbytes for x in arrays for s in x.addressable_shards if s.device == device) for arrays in (resident, optimizer)]

@@ -1,4 +1,4 @@
-"""Steps are prepared ahead, in order, in a thread that ends."""
+"""Windows of steps are prepared ahead, in order, in a thread that ends."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def threads() -> list[str]:
 
 
 def test_steps_arrive_in_order() -> None:
-    made: Any = Prefetcher(lambda step: step, 3, 9)  # pyright: ignore[reportArgumentType]
-    assert list(made) == [3, 4, 5, 6, 7, 8]
+    windows = [range(3, 5), range(5, 9)]
+    made: Any = Prefetcher(lambda steps: steps, windows)  # pyright: ignore[reportArgumentType]
+    assert list(made) == windows
     made.close()
     assert threads() == []
 
@@ -25,13 +26,13 @@ def test_no_more_steps_wait_than_allowed() -> None:
     begun: list[int] = []
     enough = threading.Event()
 
-    def prepare(step: int) -> Any:
-        begun.append(step)
+    def prepare(steps: range) -> Any:
+        begun.append(steps.start)
         if len(begun) == 3:
             enough.set()
-        return step
+        return steps
 
-    made = Prefetcher(prepare, 0, 100, ahead=2)
+    made = Prefetcher(prepare, [range(n, n + 1) for n in range(100)], ahead=2)
     assert enough.wait(5)
     made.close()
     # Two wait, and one more is ready in the thread's hands; close lets a few through while it empties the queue.
@@ -40,12 +41,12 @@ def test_no_more_steps_wait_than_allowed() -> None:
 
 
 def test_an_error_is_raised_at_its_step() -> None:
-    def prepare(step: int) -> Any:
-        if step == 2:
+    def prepare(steps: range) -> Any:
+        if 2 in steps:
             raise ValueError("step 2 is bad")
-        return step
+        return steps.start
 
-    made = Prefetcher(prepare, 0, 5)
+    made = Prefetcher(prepare, [range(n, n + 1) for n in range(5)])
     steps: Any = iter(made)
     assert [next(steps), next(steps)] == [0, 1]
     with pytest.raises(ValueError, match="step 2 is bad"):

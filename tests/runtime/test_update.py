@@ -104,10 +104,10 @@ def test_a_gradient_that_is_not_finite_in_one_replica_skips_the_step_in_all_sect
     setup = build(graph(), optimizer=optax.adam(1e-2))
     before, state = setup.parameters(), setup.engine.states["b"]
     counts = [np.asarray(s.optimizer[0].count) for s in setup.engine.states.values()]
-    gradients, sums = state.holders[2].take()
+    gradients, sums = state.holder(2, 0).take()
     poison = np.zeros(gradients["inner"].shape, np.float32)
     poison[0, 1, 1] = np.nan
-    state.holders[2].put({**gradients, "inner": jax.device_put(poison, gradients["inner"].sharding)}, sums)
+    state.holder(2, 0).put({**gradients, "inner": jax.device_put(poison, gradients["inner"].sharding)}, sums)
     assert setup.engine.step(setup.preparer.prepare(SAMPLES, 0)).read(setup.objectives())["applied"] == 0
     after = setup.parameters()
     assert all(np.array_equal(before[n][p], after[n][p]) for n in before for p in before[n])

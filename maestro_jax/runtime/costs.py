@@ -1,0 +1,150 @@
+"""What tasks cost, in the integer nanoseconds that schedules are made of: counted by default, measured on request.
+
+Counted costs come from the traced programs alone, so that they are the same on every machine and in every run; only their ratios matter to a
+schedule. A cost is `fixed + per_unit * bucket + per_unit_squared * sum(u * u) // 1000` for a micro-batch with items of u units.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..schedules import Cost
+from .arguments import Arguments
+from .counts import multiplications
+from .plan import EdgePlan, Plan
+from .programs import SectionFunctions
+from .task_programs import TaskPrograms
+
+MULTIPLICATIONS_PER_NANOSECOND = 10
+"""Of a nominal device. A unit and no claim: schedules depend on ratios of costs."""
+BYTES_PER_NANOSECOND = 4
+"""Of a nominal link."""
+CALL = 20_000
+"""Nanoseconds of a task however small, on a nominal device."""
+UPDATE = 20
+"""Multiplications of an update for each parameter: moments, norm, and reading all of them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SectionCosts:
+    """Costs of one section.
+
+    Args:
+        forward: of a forward.
+        backward: of a backward; a fused task costs both.
+        update: nanoseconds of an update.
+    """
+
+    forward: Cost
+    backward: Cost
+    update: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Costs of everything that is scheduled.
+
+    Args:
+        sections: by name.
+        delays: edge label -> nanoseconds of a transfer.
+    """
+
+    sections: Mapping[str, SectionCosts]
+    delays: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns them as JSON values, for checkpoints."""
+        return {"sections": {name: dataclasses.asdict(costs) for name, costs in self.sections.items()}, "delays": dict(self.delays)}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Costs:
+        """Takes what `to_json` returned."""
+        sections = {
+            name: SectionCosts(forward=Cost(**c["forward"]), backward=Cost(**c["backward"]), update=c["update"])
+            for name, c in raw["sections"].items()
+        }
+        return cls(sections=sections, delays=dict(raw["delays"]))
+
+
+def counted_costs(plan: Plan) -> Costs:
+    """Counts the multiplications of every section's programs at every bucket, and the bytes of every edge.
+
+    Args:
+        plan: where the sections run; a task is spread over the devices of its replica.
+    """
+    sections = {name: _counted(plan, name) for name in plan.sections}
+    return Costs(sections=sections, delays={label: _delay(edge) for label, edge in plan.edges.items()})
+
+
+def fitted_cost(buckets: Sequence[int], squares: Sequence[int], nanoseconds: Sequence[float]) -> Cost:
+    """Fits a cost to tasks by least squares; no part is negative.
+
+    Args:
+        buckets: size of each task's micro-batch.
+        squares: sum of its items' squared units.
+        nanoseconds: what it took.
+
+    >>> fitted_cost([100, 200, 400], [0, 0, 0], [1100.0, 2100.0, 4100.0])
+    Cost(fixed=100, per_unit=10, per_unit_squared=0)
+    """
+    wanted = np.asarray(nanoseconds, np.float64)
+    columns = np.stack([np.ones(len(wanted)), np.asarray(buckets, np.float64), np.asarray(squares, np.float64) / 1000], axis=1)
+    # Columns are scaled alike, or the squares would decide what counts as zero.
+    scale = np.maximum(np.abs(columns).max(axis=0), 1e-12)
+    found = _nonnegative(columns / scale, wanted) / scale
+    fixed, per_unit, squared = (round(float(value)) for value in found)
+    return Cost(fixed=fixed, per_unit=per_unit, per_unit_squared=squared)
+
+
+def _nonnegative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Least squares with the columns of negative parts left out, one after the other; exact for so few columns in practice."""
+    used = [n for n in range(matrix.shape[1]) if np.abs(matrix[:, n]).max() > 0]
+    while used:
+        solved = np.linalg.lstsq(matrix[:, used], wanted, rcond=1e-9)[0]
+        if (solved >= 0).all():
+            result = np.zeros(matrix.shape[1])
+            result[used] = solved
+            return result
+        used.pop(int(np.argmin(solved)))
+    return np.zeros(matrix.shape[1])
+
+
+def _counted(plan: Plan, name: str) -> SectionCosts:
+    section, arguments = plan.sections[name], Arguments(plan, plan.sections[name])
+    devices = len(section.submesh.replica_devices(0))
+    forwards, backwards = [], []
+    for bucket in section.section.buckets:
+        functions = SectionFunctions(plan, section, bucket)
+        programs = TaskPrograms(functions, arguments, bucket)
+        with jax.set_mesh(section.submesh.replica_meshes[0]):
+            forward = multiplications(functions.forward, *programs.takes("forward", 0))
+            both = forward
+            if plan.graph.runs_backward[name]:
+                both = multiplications(functions.forward_backward, *programs.takes("forward_backward", 0))
+                # A forward of its own keeps its inputs only, and the backward runs it again.
+                both += forward if functions.recomputes and plan.graph.out_of(name) else 0
+        forwards.append(forward / devices / MULTIPLICATIONS_PER_NANOSECOND)
+        backwards.append((both - forward) / devices / MULTIPLICATIONS_PER_NANOSECOND)
+    parameters = sum(int(np.prod(shape.shape)) for shape in section.trained.values())
+    update = parameters * UPDATE // (MULTIPLICATIONS_PER_NANOSECOND * section.submesh.mesh.devices.size)
+    return SectionCosts(
+        forward=_per_unit(section.section.buckets, forwards),
+        backward=_per_unit(section.section.buckets, backwards) if plan.graph.runs_backward[name] else Cost(),
+        update=update + CALL if section.section.trainable else 0,
+    )
+
+
+def _per_unit(buckets: Sequence[int], nanoseconds: Sequence[float]) -> Cost:
+    """What a call costs at each size, as a line through the sizes; at least a nanosecond a unit, so that padding is never free."""
+    found = fitted_cost(buckets, [0] * len(buckets), nanoseconds)
+    return Cost(fixed=CALL + found.fixed, per_unit=max(1, found.per_unit))
+
+
+def _delay(edge: EdgePlan) -> int:
+    size = edge.slot_rows * edge.row.dtype.itemsize * int(np.prod(edge.row.shape))
+    return size // BYTES_PER_NANOSECOND

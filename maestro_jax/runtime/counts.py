@@ -1,0 +1,73 @@
+"""Counts the multiplications of a traced program: what a task costs before anything has been measured.
+
+Products of matrices and convolutions are counted exactly, loops as often as they run. Of everything else, one is counted for each element
+that an arithmetic function yields: cheap beside matrix products, and all there is in modules without them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend import core
+
+ELEMENTWISE = frozenset({"mul", "div", "exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "rsqrt", "sqrt", "sin", "cos", "pow"})
+"""Functions that cost about a multiplication for each element."""
+
+
+def multiplications(function: Callable[..., Any], *shapes: Any) -> int:
+    """Traces a function and counts its multiplications.
+
+    Args:
+        function: what is traced.
+        shapes: its arguments, as trees of `jax.ShapeDtypeStruct`.
+
+    >>> shape = jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((3, 5), "float32")
+    >>> multiplications(lambda a, b: a @ b, *shape)
+    30
+    """
+    return _count(jax.make_jaxpr(function)(*shapes).jaxpr)
+
+
+def _count(jaxpr: Any) -> int:
+    return sum(_count_one(equation) for equation in jaxpr.eqns)
+
+
+def _count_one(equation: Any) -> int:
+    name, parameters = equation.primitive.name, equation.params
+    if name == "dot_general":
+        return _dot(equation)
+    if name == "conv_general_dilated":
+        return _convolution(equation)
+    if name == "scan":
+        return parameters["length"] * _count(parameters["jaxpr"].jaxpr)
+    if name == "cond":
+        return max(_count(branch.jaxpr) for branch in parameters["branches"])
+    inner = sum(_count(jaxpr) for jaxpr in _jaxprs(parameters))
+    return inner + (math.prod(equation.outvars[0].aval.shape) if name in ELEMENTWISE else 0)
+
+
+def _jaxprs(parameters: dict[str, Any]) -> Iterator[Any]:
+    """Programs inside a call, such as those of `jit`, `remat` and custom derivatives; what a `while` repeats is counted once."""
+    for value in parameters.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, core.ClosedJaxpr):
+                yield each.jaxpr
+            elif isinstance(each, core.Jaxpr):
+                yield each
+
+
+def _dot(equation: Any) -> int:
+    """Elements of the result times the length of what is summed over."""
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left = equation.invars[0].aval.shape
+    return math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+
+
+def _convolution(equation: Any) -> int:
+    """Elements of the result times those of the kernel that each one sees."""
+    kernel, numbers = equation.invars[1].aval.shape, equation.params["dimension_numbers"]
+    window = math.prod(kernel[axis] for axis in numbers.rhs_spec[2:]) * kernel[numbers.rhs_spec[1]]
+    return math.prod(equation.outvars[0].aval.shape) * window

@@ -35,6 +35,7 @@ from maestro_jax.schedules import InOrder
 WIDTH = 8
 UNITS = 16
 REPLICAS = 4
+TASKS = 192
 SPECS = {"text": {"tokens": ArraySpec()}}
 
 
@@ -86,7 +87,7 @@ def measure(steps: int, tasks: int) -> dict[str, float]:
     engine = Engine(compiled, seed=0, in_flight=10**6)
     preparer = Preparer(compiled, InOrder(), SPECS, seed=0)
     # Three tasks a sample: forward, forward_backward, backward.
-    samples = [_sample(n) for n in range(tasks // 3)]
+    samples = [sample(n) for n in range(tasks // 3)]
     rows = []
     for step in range(steps + 2):
         prepared = preparer.prepare(samples, step)
@@ -107,8 +108,8 @@ def largest_parts(steps: int, tasks: int, count: int = 5) -> list[tuple[str, flo
 
     A profiler slows small functions most, so that shares compare functions with each other and not with the table.
     """
-    engine, preparer = _engine()
-    samples = [_sample(n) for n in range(tasks // 3)]
+    engine, preparer = engine_and_preparer()
+    samples = [sample(n) for n in range(tasks // 3)]
     profiler = cProfile.Profile()
     for step in range(steps + 2):
         prepared = preparer.prepare(samples, step)
@@ -124,7 +125,8 @@ def largest_parts(steps: int, tasks: int, count: int = 5) -> list[tuple[str, flo
     return sorted(own.items(), key=lambda part: -part[1])[:count]
 
 
-def _engine() -> tuple[Engine, Preparer]:
+def engine_and_preparer() -> tuple[Engine, Preparer]:
+    """An engine of this benchmark's graph, and what prepares its steps."""
     compiled = _compiled()
     return Engine(compiled, seed=0, in_flight=10**6), Preparer(compiled, InOrder(), SPECS, seed=0)
 
@@ -151,7 +153,8 @@ def _watch(compiled: Compiled, watch: Watch) -> None:
     transfers.jax = Timed()
 
 
-def _sample(number: int) -> Sample:
+def sample(number: int) -> Sample:
+    """A sample that fills a micro-batch."""
     return Sample(id=str(number), items={"text": (Item(units=UNITS, arrays={"tokens": np.zeros(UNITS, np.int32)}),)})
 
 
@@ -159,7 +162,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--tasks", type=int, default=192, help="tasks in a step, without the updates")
+    parser.add_argument("--tasks", type=int, default=TASKS, help="tasks in a step, without the updates")
     args = parser.parse_args()
     parts = largest_parts(args.steps, args.tasks)
     found = measure(args.steps, args.tasks)

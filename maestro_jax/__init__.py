@@ -19,6 +19,7 @@ _HOMES = {
     "Edge": "graph",
     "Objective": "graph",
     "Trainer": "trainer",
+    "History": "history",
     "Sample": "data",
     "Item": "data",
     "ArraySpec": "data",

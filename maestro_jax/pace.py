@@ -44,26 +44,48 @@ class Pace:
         return self._seconds / self._steps if self._steps else None
 
 
+class Preempted(Exception):
+    """The process was asked to end (SIGTERM), as schedulers of clusters do; the run goes on when its command is given again."""
+
+
 class Interrupt:
-    """While it is open, the first Ctrl-C asks for a stop between two steps; the second one raises as usual.
+    """While it is open, the first Ctrl-C or SIGTERM asks for a stop between two steps; the second Ctrl-C raises as usual.
 
     An update donates its arrays, so that an exception in its midst could leave parameters neither old nor new. Signals can
     be taken in the main thread only; elsewhere (some notebooks) nothing changes.
     """
 
     def __init__(self) -> None:
-        self.requested = False
-        self._before: Any = None
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether a stop was asked for."""
+        return self.signal is not None
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def raise_it(self) -> None:
+        """Raises what the signal stands for, if there was one.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C.
+            Preempted: after SIGTERM.
+        """
+        if self.signal == signal.SIGTERM:
+            raise Preempted
+        if self.signal is not None:
+            raise KeyboardInterrupt
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        signal.signal(signal.SIGINT, self._before)
+        self.signal = self.signal or number
+        if number == signal.SIGINT:
+            signal.signal(number, self._before[number])

@@ -8,24 +8,29 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .data import Batches, Dataset, Sample
 from .data.batches import heldout_batches
+from .errors import DataError
 from .models.weights import save_weights
-from .pace import Interrupt, Pace
-from .runtime import Engine, Preparer, StepReport
+from .runtime import Engine, Preparer, StepReport, Window
+from .runtime.costs import Costs
+from .runtime.measure import fitted_costs, measure
 from .runtime.prefetch import Prefetcher
 
 if TYPE_CHECKING:
-    from .run_folder import RunFolder
-    from .terminal import Terminal
     from .trainer import Trainer
 
 LAG = 2
 """Steps between issuing a step and reading its numbers, so that reading never holds up the dispatcher."""
+
+
+def never() -> bool:
+    """Asks for no stop."""
+    return False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -55,9 +60,19 @@ class StepResult:
         weighted = [w * found[n] for n, w in self.weights.items() if w and n in found and not self._uncounted(n)]
         return {"loss": float(sum(weighted)) if weighted else math.nan, **found}
 
+    @property
+    def not_finite(self) -> tuple[str, ...]:
+        """Waits for the step and says what was not finite in a step that was not applied."""
+        return self.report.not_finite(self.objectives, self.weights)
+
     def __repr__(self) -> str:
         numbers = {name: round(value, 4) for name, value in self.metrics.items()}
         return f"StepResult(step={self.step}, {', '.join(f'{n}={v}' for n, v in numbers.items())}, tokens={self.tokens})"
+
+    def _repr_html_(self) -> str:
+        from .drawing.curves import step_html  # here, because only notebooks draw
+
+        return step_html(self.step, self.metrics, self.tokens)
 
     def _uncounted(self, name: str) -> bool:
         section, objective = name.split("/", 1)
@@ -73,85 +88,91 @@ class Run:
         engine: parameters and compiled programs.
         step: optimizer steps that were issued.
         skipped_samples: samples left out because no micro-batch could hold them.
-        skipped_steps: steps that `fit` saw whose update was not applied.
+        objectives: section -> names of its objectives.
+        weights: "section/objective" -> weight in the loss.
     """
 
     def __init__(
-        self, *, trainer: Trainer, dataset: Dataset, batches: Batches | None, engine: Engine, preparer: Preparer, evaluation: bool
+        self,
+        *,
+        trainer: Trainer,
+        dataset: Dataset,
+        batches: Batches | None,
+        engine: Engine,
+        preparer: Preparer,
+        evaluation: bool,
+        step: int = 0,
     ) -> None:
         self.trainer, self.dataset, self.engine = trainer, dataset, engine
-        self.step = 0
-        self.skipped_samples = self.skipped_steps = 0
+        self.step = step
+        self.skipped_samples = 0
         self._batches, self._preparer, self._evaluation = batches, preparer, evaluation
+        self._bad: dict[int, list[DataError]] = {}
         sections = trainer.graph.sections
-        self._objectives = {s.name: tuple(s.objectives) for s in sections if s.objectives}
-        self._weights = {f"{s.name}/{n}": o.weight for s in sections for n, o in s.objectives.items()}
+        self.objectives = {s.name: tuple(s.objectives) for s in sections if s.objectives}
+        self.weights = {f"{s.name}/{n}": o.weight for s in sections for n, o in s.objectives.items()}
         self._main = next((s.name for s in sections if any(o.weight for o in s.objectives.values())), sections[-1].name)
 
     def __repr__(self) -> str:
         return f"Run(step {self.step}/{self.trainer.steps}, sections {', '.join(s.name for s in self.trainer.graph.sections)})"
 
-    def steps(self) -> Iterator[StepResult]:
+    def steps(self, stop: Callable[[], bool] = never) -> Iterator[StepResult]:
         """Trains, and yields each step some steps after it was issued; results are read when asked for.
+
+        Args:
+            stop: asked before each step; once it says so, no more steps are issued, and those that were are yielded.
 
         Raises:
             DataError: for a bad sample, when `on_bad_sample` is "raise".
         """
-        prefetcher = Prefetcher(self._prepare, self.step, self.trainer.steps)
+        prefetcher = Prefetcher(self._prepare, self._windows())
         waiting: collections.deque[StepReport] = collections.deque()
         last = time.perf_counter()
         try:
-            for prepared in prefetcher:
-                waiting.append(self.engine.step(prepared))
-                self.step += 1
-                # Nothing waits where an evaluation is due, so that it sees the parameters of that very step; nor at the end.
-                pause = self.step == self.trainer.steps or (self.trainer.evaluate_every and self.step % self.trainer.evaluate_every == 0)
-                while len(waiting) > (0 if pause else LAG):
-                    # Waiting for this step bounds how far the host runs ahead of the devices.
-                    report = waiting.popleft().wait()
-                    now = time.perf_counter()
-                    yield self._result(report, now - last)
-                    last = time.perf_counter()
+            for window in prefetcher:
+                if stop():
+                    break
+                for issued in self.engine.run(window):
+                    waiting.append(issued)
+                    self.step += 1
+                    while len(waiting) > (0 if self._pauses(self.step) else LAG):
+                        # Waiting for this step bounds how far the host runs ahead of the devices.
+                        report = waiting.popleft().wait()
+                        now = time.perf_counter()
+                        yield self._result(report, now - last)
+                        last = time.perf_counter()
+            for report in waiting:
+                yield self._result(report.wait(), time.perf_counter() - last)
+                last = time.perf_counter()
         finally:
             prefetcher.close()
 
-    def fit(self, folder: RunFolder | None, terminal: Terminal) -> dict[str, float]:
-        """Trains to the end with reports, evaluations and final weights; returns the last evaluation.
+    def evaluate(self, stop: Callable[[], bool] = never) -> dict[str, float]:
+        """Returns "section/objective" -> mean over the held-out data; empty when there is none. Training is not disturbed.
 
         Args:
-            folder: where metrics and weights go; None writes nothing.
-            terminal: the screen.
-
-        Raises:
-            KeyboardInterrupt: after Ctrl-C: the step that runs is finished and the weights are written first.
+            stop: asked before each batch; once it says so, nothing is returned.
         """
-        where = f", run folder {folder.path}" if folder is not None else ""
-        terminal.start(f"training {self.trainer.steps} steps of {self.trainer.batch} samples{where}")
-        values = self._report_evaluation(folder, terminal)
-        pace = Pace()
-        every = self.trainer.evaluate_every
-        with Interrupt() as interrupt:
-            for result in self.steps():
-                pace.add(result)
-                self._report_step(result, pace, folder, terminal)
-                if interrupt.requested:
-                    break
-                if every and result.step % every == 0 and result.step != self.trainer.steps:
-                    values = self._report_evaluation(folder, terminal)
-            # Still inside: a Ctrl-C in the last evaluation must not lose the weights.
-            if self.trainer.steps and not interrupt.requested:
-                values = self._report_evaluation(folder, terminal)
-            terminal.finish(self._last_lines(folder, interrupt.requested))
-        if interrupt.requested:
-            raise KeyboardInterrupt
-        return values
-
-    def evaluate(self) -> dict[str, float]:
-        """Returns "section/objective" -> mean over the held-out data; empty when there is none. Training is not disturbed."""
         if not self._evaluation:
             return {}
         batches = itertools.islice(heldout_batches(self.dataset, self.trainer.batch), self.trainer.evaluate_batches)
-        return self.engine.evaluate(self._preparer.prepare(self._fitting(batch), 0, training=False) for batch in batches)
+        going = itertools.takewhile(lambda _: not stop(), batches)
+        values = self.engine.evaluate(self._preparer.prepare(self._fitting(batch), 0, training=False) for batch in going)
+        return {} if stop() else values
+
+    @property
+    def costs(self) -> Costs:
+        """What the policy takes tasks to cost."""
+        return self._preparer.costs
+
+    def measure_costs(self, steps: int = 3) -> None:
+        """Runs tasks of the next steps one by one, the first step to warm up, and fits costs to what they took; trains nothing."""
+        skipped = self.skipped_samples
+        windows = (self._prepare(range(n, n + 1)) for n in range(self.step, self.step + steps))
+        self._preparer.costs = fitted_costs(self._preparer.costs, measure(self.engine, windows))
+        # These samples come again.
+        self.skipped_samples = skipped
+        self._bad.clear()
 
     def save(self, folder: Path | str) -> list[Path]:
         """Writes the parameters of every section that was trained to `folder/SECTION.safetensors`, in the trainer's `save_dtype`."""
@@ -162,66 +183,49 @@ class Run:
             written.append(path)
         return written
 
-    def _report_evaluation(self, folder: RunFolder | None, terminal: Terminal) -> dict[str, float]:
-        values = self.evaluate()
-        if values:
-            terminal.evaluation(self.step, values)
-            if folder is not None:
-                folder.append({"step": self.step, "heldout": values}, name="evaluations.jsonl")
-        return values
+    def bad_samples(self, step: int) -> list[DataError]:
+        """Returns, once, why samples of a step (counted from 1) were left out."""
+        return self._bad.pop(step, [])
 
-    def _report_step(self, result: StepResult, pace: Pace, folder: RunFolder | None, terminal: Terminal) -> None:
-        metrics = result.metrics
-        self.skipped_steps += not metrics["applied"]
-        record = {
-            "step": result.step,
-            "steps": self.trainer.steps,
-            "loss": metrics["loss"],
-            "objectives": {name: metrics[name] for name in self._weights if name in metrics},
-            "gradient_norm": metrics["gradient_norm"],
-            "applied": bool(metrics["applied"]),
-            "seconds": result.seconds,
-            "tokens": result.tokens,
-            "tokens_per_second": pace.tokens_per_second,
-            "eta_seconds": pace.seconds_a_step * (self.trainer.steps - result.step) if pace.seconds_a_step else None,
-            "padding": dict(result.report.prepared.padding),
-            "skipped_steps": self.skipped_steps,
-        }
-        if folder is not None:
-            folder.append(record)
-        terminal.tick(result.step, self.trainer.steps)
-        if result.step % self.trainer.log_every == 0 or result.step in (1, self.trainer.steps) or not record["applied"]:
-            terminal.step(record)
-            pace.printed()
+    def _pauses(self, step: int) -> bool:
+        """Whether nothing waits after a step: it is the last, or an evaluation or a checkpoint sees the parameters of that very step."""
+        every = (self.trainer.evaluate_every, self.trainer.checkpoint_every)
+        return step == self.trainer.steps or any(n and step % n == 0 for n in every)
 
-    def _last_lines(self, folder: RunFolder | None, interrupted: bool) -> list[str]:
-        lines = [f"interrupted after step {self.step}/{self.trainer.steps}"] if interrupted else []
-        if self.skipped_steps:
-            lines.append(f"{self.skipped_steps} steps were skipped because a gradient was not finite or nothing counted")
-        if self.skipped_samples:
-            lines.append(f"{self.skipped_samples} samples were skipped because no micro-batch could hold them")
-        if folder is not None:
-            saved = self.save(folder.path / "weights") if self.trainer.steps else []
-            lines += [f"weights: {path}" for path in saved]
-            lines.append(f"run folder: {folder.path}")
-        return lines
+    def _windows(self) -> list[range]:
+        """The steps that are scheduled together. Where a window ends depends on its steps alone, so a resumed run has the same ones."""
+        graph = self.trainer.graph
+        # Where every section waits for updates, nothing could run ahead.
+        most = self.trainer.run_ahead if not all(graph.runs_backward[s.name] for s in graph.sections) else 1
+        windows, first = [], self.step
+        for step in range(self.step + 1, self.trainer.steps + 1):
+            if step % most == 0 or self._pauses(step):
+                windows.append(range(first, step))
+                first = step
+        return windows
 
-    def _prepare(self, step: int) -> Any:
+    def _prepare(self, steps: range) -> Window:
         if self._batches is None:
             raise RuntimeError("a run of 0 steps has no training batches")
-        return self._preparer.prepare(self._fitting(self._batches(step)), step)
+        return self._preparer.prepare_window([self._fitting(self._batches(step), step + 1) for step in steps], steps.start)
 
-    def _fitting(self, samples: Sequence[Sample]) -> list[Sample]:
+    def _fitting(self, samples: Sequence[Sample], step: int | None = None) -> list[Sample]:
         good, bad = self.trainer.fitting(self.engine.plan, self.dataset, samples)
-        self.skipped_samples += len(bad)
+        if step is None:
+            self.skipped_samples += len(bad)
+        elif bad:
+            self._bad[step] = bad
         return good
 
     def _result(self, report: StepReport, seconds: float) -> StepResult:
+        step = report.prepared.step + 1
+        # Counted here and not where they are found: steps that are prepared ahead do not count in a checkpoint.
+        self.skipped_samples += len(self._bad.get(step, ()))
         return StepResult(
-            step=report.prepared.step + 1,
+            step=step,
             seconds=seconds,
             report=report,
-            objectives=self._objectives,
-            weights=self._weights,
+            objectives=self.objectives,
+            weights=self.weights,
             tokens=report.prepared.units[self._main],
         )

@@ -1,7 +1,8 @@
 """The folder of a run: what was run (config, plan, environment) and what came out (metrics, weights).
 
 Files are written under a temporary name and then renamed, so that a reader or a crash never meets half a file. `metrics.jsonl` (steps)
-and `evaluations.jsonl` grow by one line at a time. An earlier run is never overwritten: a restart moves it into `previous-1`,
+and `evaluations.jsonl` grow by one line at a time. A run that was interrupted goes on in its folder; what it wrote after the checkpoint
+that it goes on from is taken back first (`rewind`). An earlier run is never overwritten: a restart moves it into `previous-1`,
 `previous-2`, ... inside the folder. In a run of several processes, only one of them may have a RunFolder.
 """
 
@@ -9,13 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import importlib.metadata
 import json
+import logging
 import math
 import os
 import platform
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,7 +32,10 @@ from .errors import CheckpointError
 
 CONFIG, PLAN, ENVIRONMENT = "config.gin", "plan.txt", "env.json"
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
-PACKAGES = ("maestro_jax", "jax", "jaxlib", "flax", "optax", "numpy")
+LOCK = ".lock"
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("maestro_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 """Packages whose versions are recorded."""
 
 
@@ -40,8 +47,11 @@ class RunFolder:
         restart: when the folder holds a run already, move that run into `previous-1` (or the next free number) and begin anew.
         set_by: where the path was set, for error texts.
 
+    Attributes:
+        holds_run: whether an earlier run lies in it, which may go on.
+
     Raises:
-        CheckpointError: the folder holds a run already and `restart` is off, or it cannot be written.
+        CheckpointError: another process uses the folder, or it cannot be written.
     """
 
     def __init__(self, path: Path | str, *, restart: bool = False, set_by: str = "the calling program: RunFolder.path") -> None:
@@ -49,21 +59,83 @@ class RunFolder:
         self._set_by = set_by
         with self._writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                self._claim()
-            except FileExistsError:
-                if not restart:
-                    raise self._in_use() from None
-                self._refuse_working_folder()
-                self._set_aside([entry for entry in self.path.iterdir() if not entry.name.startswith("previous-")])
-                self._claim()
-            else:
-                # A run that ended before it claimed the folder, or a user's own config of that name: not lost either.
+            self._lock()
+            self.holds_run = self.path_of(METRICS).exists()
+            if restart and self.holds_run:
+                self.begin_anew()
+            elif not self.holds_run:
+                # A run that ended before it had metrics, or a user's own config of that name: not lost either.
                 self._set_aside([entry for entry in map(self.path_of, (CONFIG, PLAN, ENVIRONMENT, EVALUATIONS)) if entry.exists()])
+                self.path_of(METRICS).touch()
 
-    def _claim(self) -> None:
-        """Makes the file that marks a run, or raises FileExistsError: of two runs that begin at once, one gets the folder."""
-        self.path_of(METRICS).touch(exist_ok=False)
+    def begin_anew(self) -> None:
+        """Moves the run that the folder holds into `previous-N`.
+
+        Raises:
+            CheckpointError: the folder is the working folder or above it, or cannot be written.
+        """
+        self._refuse_working_folder()
+        with self._writing(self.path):
+            self._set_aside([entry for entry in self.path.iterdir() if not entry.name.startswith("previous-") and entry.name != LOCK])
+            self.path_of(METRICS).touch()
+        self.holds_run = False
+
+    def go_on(self, step: int, config: str) -> None:
+        """Prepares the folder for a run that goes on.
+
+        What was written of later steps is taken back, and what describes the earlier part is kept as `config-until-400.gin` and the
+        like where it changes.
+
+        Args:
+            step: of the checkpoint that the run goes on from.
+            config: the configuration from here on.
+
+        Raises:
+            CheckpointError: a file cannot be read or written.
+        """
+        for name in (METRICS, EVALUATIONS):
+            self._rewind(self.path_of(name), step)
+        if self.config() not in (None, config):
+            for name in (CONFIG, PLAN, ENVIRONMENT):
+                self._keep(self.path_of(name), step)
+
+    def config(self) -> str | None:
+        """The configuration of the run that the folder holds, or None."""
+        path = self.path_of(CONFIG)
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    def close(self) -> None:
+        """Lets another process use the folder; nothing more may be written."""
+        self._unlock()
+
+    def _lock(self) -> None:
+        """Keeps other processes out. The system lets go when this process ends, however it ends."""
+        descriptor = os.open(self.path_of(LOCK), os.O_RDWR | os.O_CREAT, 0o644)
+        self._unlock = weakref.finalize(self, os.close, descriptor)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            self._unlock()
+            raise self._in_use() from None
+        except OSError as error:
+            # Some network file systems know no locks; there, nothing keeps two processes apart.
+            logger.warning("%s cannot be locked against other processes: %s", self.path, error)
+
+    def _rewind(self, path: Path, step: int) -> None:
+        """Removes records of later steps, and half a line that a killed process left."""
+        if not path.exists():
+            return
+        with self._writing(path):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            kept = [line for line in lines if (at := _step_of(line)) is not None and at <= step]
+            self._write(path.name, "".join(f"{line}\n" for line in kept))
+
+    def _keep(self, path: Path, step: int) -> None:
+        kept = path.with_name(f"{path.stem}-until-{step}{path.suffix}")
+        # Where it is there already, an attempt went on from this very step before, and nothing of it is left.
+        if path.exists() and not kept.exists():
+            with self._writing(path):
+                os.replace(path, kept)
 
     def path_of(self, name: str) -> Path:
         """Returns where a file of this run is or will be."""
@@ -151,12 +223,11 @@ class RunFolder:
             )
 
     def _in_use(self) -> CheckpointError:
-        aside = self._next_previous().name
         return CheckpointError(
-            f"the folder {str(self.path)!r} holds a run already.",
-            wanted=f"a folder without {METRICS}",
-            have=f"{METRICS} of {self.path_of(METRICS).stat().st_size} bytes",
-            fix=f"choose another folder, or restart (restart=True, --restart), which moves the earlier run into {aside} in it",
+            f"the folder {str(self.path)!r} is used by another process.",
+            wanted="a folder that no run is writing to",
+            have=f"{self.path_of(LOCK)}, which another process holds locked",
+            fix="wait for that run to end or end it, or choose another folder",
             anchor="run-folder-in-use",
             set_by=self._set_by,
         )
@@ -177,21 +248,24 @@ class RunFolder:
             ) from error
 
 
-def default_folder(config_name: str, now: datetime.datetime | None = None) -> Path:
-    """Returns a folder name for a run that does not exist yet.
+def default_folder(config_name: str) -> Path:
+    """Returns the folder of a config's run: the same one each time, so that the same command goes on with its run.
 
     Args:
-        config_name: name or path of the config; its stem begins the name.
-        now: when the run begins; None: this moment, in local time.
+        config_name: name or path of the config.
 
-    >>> default_folder("configs/kd_tiny.gin", datetime.datetime(2026, 1, 31, 9, 5, 7)).as_posix()
-    'runs/kd_tiny-20260131-090507'
+    >>> default_folder("configs/kd_tiny.gin").as_posix()
+    'runs/kd_tiny'
     """
-    name = f"{Path(config_name).stem or 'run'}-{now or datetime.datetime.now():%Y%m%d-%H%M%S}"
-    path, number = Path("runs") / name, 2
-    while path.exists():
-        path, number = Path("runs") / f"{name}-{number}", number + 1
-    return path
+    return Path("runs") / (Path(config_name).stem or "run")
+
+
+def _step_of(line: str) -> int | None:
+    """The step of a record; None for half a line."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _environment() -> dict[str, Any]:

@@ -126,6 +126,11 @@ class Terminal:
         """Writes a sentence that the user should read."""
         self._print(f"note: {text}")
 
+    def table(self, text: str) -> None:
+        """Writes lines as they are."""
+        for line in text.splitlines():
+            self._print(line)
+
     def start(self, text: str) -> None:
         """Writes the line after which steps begin."""
         self._print(text, style="bold")
@@ -140,8 +145,8 @@ class Terminal:
 
         Args:
             record: as in `metrics.jsonl`: "step" and "steps"; where known "loss", "objectives" ("section/objective" -> value; NaN where
-                nothing counted), "gradient_norm", "applied" (false: the update was skipped), "skipped_steps", "tokens_per_second" and
-                "eta_seconds".
+                nothing counted), "gradient_norm", "applied" (false: the update was skipped), "skipped_steps", "tokens_per_second",
+                "eta_seconds" and "busy" (section -> scheduled share of its time with a task).
         """
         parts, seconds = _step_parts(record), record.get("eta_seconds")
         left = [f"ETA {_clock(seconds)}"] if seconds is not None else []
@@ -275,7 +280,17 @@ def _step_parts(record: Mapping[str, Any]) -> list[str]:
         parts.append((NOT_FINITE if failed else NOTHING_COUNTED) + (f", {skipped} so far" if skipped > 1 else ""))
     if record.get("tokens_per_second") is not None:
         parts.append(f"{human_count(record['tokens_per_second'])} tokens/s")
-    return parts
+    return parts + _busy(record.get("busy", {}))
+
+
+def _busy(shares: Mapping[str, float]) -> list[str]:
+    """Predicted utilization and bubble of each section, in percent.
+
+    >>> _busy({"teacher": 0.834, "student": 0.95})
+    ['predicted busy/bubble: teacher 83/17%', 'student 95/5%']
+    """
+    parts = [f"{name} {round(100 * share)}/{100 - round(100 * share)}%" for name, share in shares.items()]
+    return [f"predicted busy/bubble: {parts[0]}", *parts[1:]] if parts else []
 
 
 def _grouped(values: Mapping[str, float | None], failed: bool = False) -> list[str]:

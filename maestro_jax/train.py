@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import configurables
 from .command_line import help_text, split_arguments
 from .config import load
-from .errors import MaestroError
+from .errors import ConfigError, MaestroError
+from .pace import Preempted
 from .run_folder import default_folder
 from .terminal import Terminal
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
+PREEMPTED = 75
+"""Exit code after SIGTERM, when a checkpoint was written: try again later (EX_TEMPFAIL of sysexits.h)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, 2 for a mistake of the user's, or 130 after Ctrl-C."""
+    """Runs the command; returns its exit code: 0, 2 for a mistake of the user's, 75 after SIGTERM, or 130 after Ctrl-C."""
     parser = _parser()
     try:
         rest, overrides = split_arguments(sys.argv[1:] if argv is None else argv)
@@ -33,18 +38,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Preempted:
+        print("ended by SIGTERM; the same command goes on", file=sys.stderr)
+        return PREEMPTED
 
 
 def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     config = load(args.gin_file, overrides, root="train")
     trainer: configurables.trainer.Trainer = config.build()
     with Terminal() as terminal:
+        if args.dump_workload:
+            dump_workload(trainer, args.dump_workload, args.dump_step, terminal)
+            return 0
         if args.dry_run:
             trainer.dry_run(terminal)
             return 0
         folder = args.workdir or default_folder(args.gin_file or "train")
-        trainer.fit(folder, terminal=terminal, restart=args.restart, config_text=config.resolved())
+        trainer.fit(folder, terminal=terminal, restart=args.restart, verify_step=args.verify_step, config_text=config.resolved())
     return 0
+
+
+def dump_workload(trainer: configurables.trainer.Trainer, path: str, step: int, terminal: Terminal) -> None:
+    """Writes the workload of some steps as a file.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    workload = trainer.workload(step)
+    try:
+        Path(path).write_text(json.dumps(workload.to_json()), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"the workload cannot be written to {path!r}.",
+            wanted="a file in a folder that exists and can be written",
+            have=f"{type(error).__name__}: {error}",
+            fix="choose another file",
+            anchor="file-unwritable",
+            set_by="command line  --dump_workload",
+        ) from error
+    samples = sum(map(len, workload.steps))
+    terminal.finish([f"{path}: {workload.name}, {samples} samples; python -m maestro_jax.simulate --workload {path} --compare"])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,8 +85,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m maestro_jax.train", description="Trains a graph of sections.", add_help=False, allow_abbrev=False
     )
     parser.add_argument("--gin_file", help="config file; a name without a folder is also found among the shipped ones")
-    parser.add_argument("--workdir", help="run folder; default runs/CONFIG-TIME")
+    parser.add_argument("--workdir", help="run folder; default runs/CONFIG. A run that lies there goes on")
     parser.add_argument("--restart", action="store_true", help="begin anew in a run folder that holds a run; its files move to previous-N")
+    verify_help = "before training, compare every gradient with one program on a few samples; refuse to train when they differ"
+    parser.add_argument("--verify_step", action="store_true", help=verify_help)
+    dump_help = "write the work of a step (and of those scheduled with it) for maestro_jax.simulate, and stop"
+    parser.add_argument("--dump_workload", metavar="FILE", help=dump_help)
+    parser.add_argument("--dump_step", type=int, default=0, metavar="N", help="which step, from 0; default 0")
     parser.add_argument("--dry_run", action="store_true", help="print the plan and stop")
     about_help = "print this, the sections of --gin_file and everything configurable; with NAME, that configurable alone"
     parser.add_argument("--help", "-h", nargs="?", const="", metavar="NAME", help=about_help)

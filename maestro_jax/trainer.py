@@ -11,11 +11,12 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from .checkpoint import Checkpoints
 from .config import check_fields, configurable
 from .data import Batches, Dataset, Sample
 from .data.sources import check_vocabulary
@@ -23,16 +24,22 @@ from .errors import ConfigError, DataError, set_by
 from .graph import Section, SectionGraph
 from .initial_weights import given_weights
 from .meshes import devices_wanted
+from .metrics import TensorBoard
 from .optimizers import AdamW, build_optimizer
 from .plan_table import memory_text, plan_text
+from .resume import Resumed, costs_state, resume, saved_costs
 from .run import Run
 from .run_folder import RunFolder
-from .runtime import Compiled, Engine, Plan, Preparer, make_plan, requests_of
+from .runtime import Compiled, Engine, Plan, Preparer, make_plan, make_workload, requests_of
 from .runtime.check_sample import check_sample
 from .runtime.compile import Progress
-from .runtime.memory import memory_use, predict_memory
-from .schedules import InOrder, Policy
+from .runtime.costs import counted_costs
+from .runtime.memory import MemoryUse, memory_use, predict_bucket_bytes, predict_memory
+from .runtime.snapshot import snapshot_shapes
+from .schedules import InOrder, Policy, Workload
 from .terminal import Terminal
+from .training import Training
+from .verification import verify_run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,9 +75,16 @@ class Trainer:
         optimizer: for sections without one of their own.
         clip_norm: bound on the joint gradient norm of all sections; None does not clip.
         policy: decides what runs where and when.
+        costs: what the policy takes tasks to cost: "counted" from the programs, equal on every machine, or "measured" at the beginning.
+        run_ahead: most steps that are scheduled together, so that sections that wait for no update run ahead into later ones; 1: none.
         evaluate_every: steps between evaluations on held-out data; 0 evaluates at the start and the end only.
         evaluate_batches: most held-out batches in an evaluation; None takes all, 0 never evaluates.
         log_every: steps between lines on the screen; every step is in metrics.jsonl.
+        checkpoint_every: steps between checkpoints; 0 writes one at the end and on an interruption only.
+        keep_checkpoints: how many of the newest checkpoints stay.
+        keep_best: held-out objective ("section/objective", lower is better) whose best checkpoint stays besides; None keeps none.
+        skip_limit: most steps in a row that may be skipped because something is not finite.
+        metrics: where numbers go besides metrics.jsonl: TensorBoard(), WeightsAndBiases(), or None.
         on_bad_sample: what to do with a sample that fits no micro-batch: "raise", or "skip" it and count.
         share_devices: with fewer devices than the plan asks for, let sections share them instead of refusing.
         in_flight: most unfinished tasks that a replica is given.
@@ -87,9 +101,16 @@ class Trainer:
     optimizer: Any = dataclasses.field(default_factory=AdamW)
     clip_norm: float | None = 1.0
     policy: Policy = dataclasses.field(default_factory=InOrder)
+    costs: Literal["counted", "measured"] = "counted"
+    run_ahead: int = 4
     evaluate_every: int = 0
     evaluate_batches: int | None = None
     log_every: int = 10
+    checkpoint_every: int = 100
+    keep_checkpoints: int = 2
+    keep_best: str | None = None
+    skip_limit: int = 10
+    metrics: Any = dataclasses.field(default_factory=TensorBoard)
     on_bad_sample: Literal["raise", "skip"] = "raise"
     share_devices: bool = True
     in_flight: int = 8
@@ -107,12 +128,18 @@ class Trainer:
         if self.seed >= 2**63:
             self._refuse("seed", "a number below 2**63", str(self.seed))
         least = {"steps": 0, "batch": 1, "seed": 0, "evaluate_every": 0, "evaluate_batches": 0, "log_every": 1, "in_flight": 1}
+        least |= {"checkpoint_every": 0, "keep_checkpoints": 1, "skip_limit": 0, "run_ahead": 1}
         for field, low in least.items():
             value = getattr(self, field)
             if value is not None and value < low:
                 self._refuse(field, f"a whole number, at least {low}", str(value))
         if self.clip_norm is not None and not self.clip_norm > 0:
             self._refuse("clip_norm", "a positive number, or None", str(self.clip_norm))
+        objectives = [f"{s.name}/{name}" for s in self.graph.sections for name in s.objectives]
+        if self.keep_best is not None and self.keep_best not in objectives:
+            self._refuse("keep_best", f"one of {', '.join(objectives)}, or None", repr(self.keep_best))
+        if self.metrics is not None:
+            self._needs("metrics", "open", "TensorBoard(), WeightsAndBiases(), or None")
 
     def _needs(self, field: str, method: str, wanted: str) -> None:
         value = getattr(self, field)
@@ -121,7 +148,7 @@ class Trainer:
         if not callable(getattr(value, method, None)):
             self._refuse(field, wanted, repr(value))
 
-    def _refuse(self, field: str, wanted: str, have: str) -> None:
+    def _refuse(self, field: str, wanted: str, have: str) -> NoReturn:
         raise ConfigError(
             f"the trainer has a wrong {field}.",
             wanted=wanted,
@@ -173,12 +200,13 @@ class Trainer:
             optimizers={s.name: self._optimizer(s) for s in self.graph.sections if s.trainable},
         )
 
-    def start(self, setup: Setup | None = None, progress: Progress | None = None) -> Run:
+    def start(self, setup: Setup | None = None, progress: Progress | None = None, resumed: Resumed | None = None) -> Run:
         """Compiles every program and makes the initial state.
 
         Args:
             setup: what `setup` returned; None calls it.
             progress: called after each compiled program.
+            resumed: what to go on from; None begins at step 0.
 
         Raises:
             MaestroError: as `setup`.
@@ -188,9 +216,23 @@ class Trainer:
             keep_programs(Path(self.compile_cache).expanduser())
         evaluation = bool(setup.dataset.heldout) and self.evaluate_batches != 0
         compiled = Compiled(setup.plan, setup.optimizers, self.clip_norm, evaluation, progress)
-        engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug)
-        preparer = Preparer(compiled, self.policy, setup.dataset.specs, self.seed)
-        return Run(trainer=self, dataset=setup.dataset, batches=setup.batches, engine=engine, preparer=preparer, evaluation=evaluation)
+        saved, step = (resumed.snapshot, resumed.commit.step) if resumed is not None else (None, 0)
+        engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug, saved)
+        # Measured numbers differ from time to time; a run that goes on keeps those that it began with, and so its schedules.
+        costs = saved_costs(setup.plan, resumed.commit.state) if self.costs == "measured" and resumed is not None else None
+        preparer = Preparer(compiled, self.policy, setup.dataset.specs, self.seed, costs)
+        run = Run(
+            trainer=self,
+            dataset=setup.dataset,
+            batches=setup.batches,
+            engine=engine,
+            preparer=preparer,
+            evaluation=evaluation,
+            step=step,
+        )
+        if self.costs == "measured" and self.steps and costs is None:
+            run.measure_costs()
+        return run
 
     def show_plan(self, terminal: Terminal) -> Setup:
         """Does all of `setup` and prints the plan."""
@@ -205,39 +247,94 @@ class Trainer:
         setup = self.show_plan(terminal)
         terminal.memory(predict_memory(setup.plan, setup.optimizers, self.in_flight))
 
-    def fit(
-        self, folder: Path | str | None = None, *, terminal: Terminal | None = None, restart: bool = False, config_text: str = ""
-    ) -> Run:
-        """Trains to the end: plan, compilation, evaluation, steps, final weights.
+    def workload(self, step: int = 0, setup: Setup | None = None) -> Workload:
+        """Describes the steps from `step` on that are scheduled together (as many as `run_ahead`), for `maestro_jax.simulate`.
 
         Args:
-            folder: where plan, metrics and weights go; made when everything has been checked. None writes nothing.
+            step: number of the first one, from 0.
+            setup: what `setup` returned; None calls it.
+
+        Raises:
+            MaestroError: as `setup`, or a bad sample.
+        """
+        setup = setup if setup is not None else self.setup()
+        if setup.batches is None:
+            self._refuse("steps", "at least 1 to describe a step", "0")
+        batches = [self.fitting(setup.plan, setup.dataset, setup.batches(n))[0] for n in range(step, step + self.run_ahead)]
+        made = make_workload(setup.plan, batches, True, counted_costs(setup.plan), predict_bucket_bytes(setup.plan))
+        return dataclasses.replace(made, name=f"steps {step} to {step + self.run_ahead - 1}")
+
+    def fit(
+        self,
+        folder: Path | str | None = None,
+        *,
+        terminal: Terminal | None = None,
+        restart: bool = False,
+        verify_step: bool = False,
+        config_text: str = "",
+    ) -> Run:
+        """Trains to the end: plan, compilation, evaluation, steps, checkpoints, final weights. Goes on with the run of the folder.
+
+        Args:
+            folder: where plan, metrics, checkpoints and weights go; made when everything has been checked. None writes nothing.
             terminal: the screen; None is standard output.
             restart: begin anew in a folder that holds a run.
+            verify_step: before training, compare every section's gradient with one program on a few samples (see `verify`).
             config_text: the resolved configuration, for the run folder.
 
         Raises:
-            MaestroError: as `setup`, or a folder that is in use or cannot be written.
+            MaestroError: as `setup`, or a folder that is in use, cannot be written, or holds a run that does not fit, or gradients
+                that differ.
+            Preempted: after SIGTERM, when checkpoint and weights have been written.
         """
         with contextlib.ExitStack() as stack:
             screen = terminal if terminal is not None else stack.enter_context(Terminal())
             setup = self.show_plan(screen)
-            files = RunFolder(folder, restart=restart, set_by="--workdir") if folder is not None else None
-            if files is not None:
-                files.write_config(config_text)
-                files.write_plan(plan_text(setup.plan, self.mean_units(setup.dataset)))
-                files.write_env(dict(setup.dataset.notes))
-            run = self.start(setup, screen.compiling)
-            uses = memory_use(run.engine.compiled, self.in_flight)
-            screen.memory(uses)
-            if files is not None:
-                files.write_plan(plan_text(setup.plan, self.mean_units(setup.dataset)) + memory_text(uses))
-            run.fit(files, screen)
+            if folder is None:
+                run = self.start(setup, screen.compiling)
+                self._before_training(run, screen, verify_step)
+                Training(run, screen).fit()
+                return run
+            files = stack.enter_context(contextlib.closing(RunFolder(folder, restart=restart, set_by="--workdir")))
+            checkpoints = Checkpoints(files.path / "checkpoints", self.keep_checkpoints, self.keep_best, set_by="--workdir")
+            stack.callback(checkpoints.close)
+            shapes = snapshot_shapes(setup.plan, setup.optimizers)
+            state = {"signature": shapes.signature(), "data": self._data_state(setup)}
+            resumed = resume(files, checkpoints, shapes, state["data"], config_text, screen.note)
+            files.write_config(config_text)
+            files.write_plan(plan_text(setup.plan, self.mean_units(setup.dataset)))
+            files.write_env(dict(setup.dataset.notes))
+            step = resumed.commit.step if resumed is not None else 0
+            writer = self.metrics.open(files.path, step=step, config_text=config_text) if self.metrics is not None else None
+            if writer is not None:
+                stack.callback(writer.close)
+            run = self.start(setup, screen.compiling, resumed)
+            uses = self._before_training(run, screen, verify_step)
+            files.write_plan(plan_text(setup.plan, self.mean_units(setup.dataset)) + memory_text(uses))
+            state["schedule"] = {"policy": repr(self.policy), **costs_state(setup.plan, run.costs)}
+            training = Training(run, screen, folder=files, checkpoints=checkpoints, writer=writer, state=state)
+            if resumed is not None:
+                training.restore(resumed.commit)
+            training.fit()
         return run
 
+    def _before_training(self, run: Run, screen: Terminal, verify_step: bool) -> dict[str, MemoryUse]:
+        """Shows what the compiled programs take, and verifies their gradients where that is wanted."""
+        uses = memory_use(run.engine.compiled, self.in_flight)
+        screen.memory(uses)
+        if verify_step:
+            found = verify_run(run, progress=screen.compiling)
+            found.require()
+            screen.table(str(found))
+        return uses
+
+    def _data_state(self, setup: Setup) -> dict[str, Any]:
+        """What decides which samples a step sees, together with its number."""
+        return {"fingerprint": setup.dataset.fingerprint(), "seed": self.seed, "batch": self.batch}
+
     def mean_units(self, dataset: Dataset, samples: int = 256) -> dict[str, float]:
-        """Section -> units in the items of a step, estimated from the first samples."""
-        some = [dataset.train[n] for n in range(min(samples, len(dataset.train)))]
+        """Section -> units in the items of a step, estimated from samples that are spread over the data."""
+        some = [dataset.train[n] for n in range(0, len(dataset.train), max(1, len(dataset.train) // samples))]
         found = {}
         for section in self.graph.sections:
             units = sum(item.units for sample in some for item in sample.items.get(section.reads, ()))

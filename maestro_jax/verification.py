@@ -24,7 +24,7 @@ from .errors import ConfigError, set_by
 from .graph import GraphShapes, SectionGraph
 from .initial_weights import given_weights
 from .meshes import devices_wanted
-from .runtime import Compiled, Engine, Plan, PreparedStep, Preparer, make_plan, reference_gradients, requests_of
+from .runtime import Compiled, Engine, Plan, Preparer, Window, make_plan, reference_gradients, requests_of
 from .runtime.check_sample import check_sample
 from .runtime.comparison import Verification, compare
 from .runtime.compile import Progress
@@ -122,7 +122,7 @@ def verify_run(run: Run, *, limit: float = LIMIT, most_units: int = MOST_UNITS, 
 
 
 def _compared(
-    engine: Engine, prepared: PreparedStep, specs: Mapping[str, Mapping[str, ArraySpec]], limit: float, origins: Mapping[str, str]
+    engine: Engine, prepared: Window, specs: Mapping[str, Mapping[str, ArraySpec]], limit: float, origins: Mapping[str, str]
 ) -> Verification:
     plan = engine.plan
     have = {n: {p: np.asarray(g) for p, g in leaves.items()} for n, leaves in engine.accumulate(prepared).items()}
@@ -131,16 +131,16 @@ def _compared(
         sections={name: section.shapes for name, section in plan.sections.items()},
         edges={label: edge.row for label, edge in plan.edges.items()},
     )
-    _, want = reference_gradients(plan.graph, shapes, specs, params, prepared.samples, _keys(prepared))
+    _, want = reference_gradients(plan.graph, shapes, specs, params, prepared.steps[0].samples, _keys(prepared))
     leaves = compare(have, want)
     notes = [f"no micro-batch ran on replicas {idle} of section {n!r}" for n, idle in idle_replicas(plan, prepared.schedule).items()]
     silent = [name for name in want if all(leaf.scale == 0 for leaf in leaves if leaf.section == name)]
     notes += [f"section {name!r} has no gradient on these samples: every element of it is 0" for name in silent]
-    ids = tuple(sample.id for sample in prepared.samples)
+    ids = tuple(sample.id for sample in prepared.steps[0].samples)
     return Verification(leaves=leaves, limit=limit, samples=ids, notes=tuple(notes), origins=origins)
 
 
-def _keys(prepared: PreparedStep) -> dict[str, np.ndarray]:
+def _keys(prepared: Window) -> dict[str, np.ndarray]:
     """The key that each section's programs receive for noise; equal for all of a section's micro-batches."""
     feeds = {section: feed.arrays["batch"] for (section, _), feed in prepared.feeds.items()}
     return {section: np.asarray(batch["key"]) for section, batch in feeds.items() if "key" in batch}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pydoc_data.topics
 import re
@@ -42,6 +43,10 @@ def test_every_command_line_of_the_readme_is_understood(
         (texts / f"{name}.txt").write_text(text)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my").mkdir()
+    turns = [{"role": "user", "content": "What is a section?"}, {"role": "assistant", "content": "A part of a model. " * 4}]
+    (tmp_path / "chats").mkdir()
+    for file in (tmp_path / "chats.jsonl", tmp_path / "chats" / "some.jsonl"):
+        file.write_text((json.dumps({"messages": turns}) + "\n") * 100)
     commands = re.findall(r"^python -m maestro_jax.*$", README.replace("\\\n", " "), flags=re.MULTILINE)
     assert len(commands) >= 10
     for command in commands:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping
@@ -10,11 +11,30 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from maestro_jax.schedules import Cost, EdgeWork, SampleWork, Schedule, SectionWork, Workload
+from maestro_jax.errors import ScheduleError
+from maestro_jax.schedules import Cost, EdgeWork, InOrder, SampleWork, Schedule, SectionWork, Workload
 
 FOLDER = Path(__file__).parent / "schedules"
 FILES = tuple(sorted(path.stem for path in (FOLDER / "workloads").glob("*.json")))
 UNLIMITED = 10**9
+
+
+@dataclasses.dataclass(frozen=True)
+class Talkative:
+    """A policy that prints, which must not get into what another process answers."""
+
+    def schedule(self, workload: Workload) -> Schedule:
+        print("hello")
+        return InOrder().schedule(workload)
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusing:
+    """A policy that raises an error with every part."""
+
+    def schedule(self, workload: Workload) -> Schedule:
+        raise ScheduleError("no.", wanted="a", have="b", fix="c", anchor="schedule-stuck", set_by="here")
+
 
 Items = Mapping[str, tuple[int, ...]]
 

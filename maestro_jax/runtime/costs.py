@@ -1,7 +1,7 @@
 """What tasks cost, in the integer nanoseconds that schedules are made of: counted by default, measured on request.
 
-Counted costs come from the traced programs alone, so that they are the same on every machine and in every run; only their ratios matter to a
-schedule. A cost is `fixed + per_unit * bucket + per_unit_squared * sum(u * u) // 1000` for a micro-batch with items of u units.
+Counted costs come from the traced programs alone, so that they are the same on every machine and in every run; only their ratios matter
+to a schedule. A cost is `fixed + per_unit * bucket + per_unit_squared * sum(u * u) // 1000` for a micro-batch with items of u units.
 """
 
 from __future__ import annotations

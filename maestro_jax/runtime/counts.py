@@ -13,7 +13,9 @@ from typing import Any
 import jax
 from jax.extend import core
 
-ELEMENTWISE = frozenset({"mul", "div", "exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "rsqrt", "sqrt", "sin", "cos", "pow"})
+ELEMENTWISE = frozenset(
+    {"mul", "div", "exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "rsqrt", "sqrt", "sin", "cos", "pow"}
+)
 """Functions that cost about a multiplication for each element."""
 
 

@@ -70,7 +70,6 @@ class StepReport:
             found |= {"gradient_norm": float(self.norm), "applied": float(self.applied)}
         return found
 
-
     def not_finite(self, objectives: Mapping[str, Iterable[str]], weights: Mapping[str, float]) -> tuple[str, ...]:
         """Waits for the step and says what kept its update from being applied; nothing where nothing counted.
 

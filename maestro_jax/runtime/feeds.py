@@ -21,6 +21,7 @@ from ..schedules import EdgeWork, Policy, Progress, SampleWork, Schedule, Sectio
 from ..schedules.cutting import microbatches_of
 from ..schedules.loop import Chooser
 from ..schedules.policies import replay
+from ..schedules.worker import Worker
 from .arguments import Arguments
 from .check_sample import check_sample
 from .compile import Compiled
@@ -175,6 +176,7 @@ class Preparer:
     def __init__(self, compiled: Compiled, policy: Policy, specs: Any, seed: int, costs: Costs | None = None) -> None:
         self.compiled, self.plan, self.policy, self.specs, self.seed = compiled, compiled.plan, policy, specs, seed
         self.costs = costs if costs is not None else counted_costs(self.plan)
+        self._worker = Worker()
 
     def prepare(self, samples: Sequence[Sample], step: int, training: bool = True) -> Window:
         """Prepares a window of one step (see `prepare_window`)."""
@@ -196,7 +198,8 @@ class Preparer:
         for sample in samples:
             check_sample(self.plan, self.specs, sample)
         workload = make_workload(self.plan, batches, training, self.costs, self.compiled.bucket_bytes)
-        schedule = self.policy.schedule(workload)
+        in_worker = getattr(self.policy, "in_worker", False)
+        schedule = self._worker.schedule(self.policy, workload) if in_worker else self.policy.schedule(workload)
         tasks = [t for t in schedule.tasks if t.kind in ("forward", "forward_backward")]
         counts = [self._counts(batch) for batch in batches]
         names = {n: s.id for n, s in enumerate(samples)}

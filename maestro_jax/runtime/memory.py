@@ -69,11 +69,19 @@ def predict_memory(plan: Plan, optimizers: Mapping[str, Any], in_flight: int) ->
     for name, section in plan.sections.items():
         arguments = Arguments(plan, section)
         state = arguments.optimizer_state(optimizers[name]) if name in optimizers else ()
-        bucket = section.section.buckets[-1]
-        programs = TaskPrograms(SectionFunctions(plan, section, bucket), arguments, bucket)
-        largest = arguments.bytes_in_flight(bucket, programs.abstract_residuals())
-        found[name] = _use(section, state, largest, in_flight, None)
+        found[name] = _use(section, state, _predicted_bytes(plan, section, section.section.buckets[-1]), in_flight, None)
     return found
+
+
+def predict_bucket_bytes(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Section -> bytes that a micro-batch of each bucket will hold on a device in flight, before anything is compiled."""
+    return {n: tuple(_predicted_bytes(plan, s, bucket) for bucket in s.section.buckets) for n, s in plan.sections.items()}
+
+
+def _predicted_bytes(plan: Plan, section: SectionPlan, bucket: int) -> int:
+    arguments = Arguments(plan, section)
+    programs = TaskPrograms(SectionFunctions(plan, section, bucket), arguments, bucket)
+    return arguments.bytes_in_flight(bucket, programs.abstract_residuals())
 
 
 def _use(section: SectionPlan, optimizer_state: Any, largest: int, in_flight: int, program: int | None) -> MemoryUse:

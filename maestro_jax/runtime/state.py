@@ -153,9 +153,7 @@ def initial_values(section: SectionPlan, arguments: Arguments, seed: int, given:
     return made
 
 
-def make_states(
-    compiled: Compiled, values: Mapping[str, Arrays], optimizers: Mapping[str, Any] | None = None
-) -> dict[str, SectionState]:
+def make_states(compiled: Compiled, values: Mapping[str, Arrays], optimizers: Mapping[str, Any] | None = None) -> dict[str, SectionState]:
     """Makes the state of every section: optimizer state with pinned shardings, compute parameters, zero accumulators.
 
     Args:

@@ -18,7 +18,10 @@ from .workload import Workload
 
 
 class Policy(Protocol):
-    """Anything that schedules a workload."""
+    """Anything that schedules a workload.
+
+    A policy that takes long may have an attribute `in_worker = True`: training then lets another process make its schedules (`worker.py`).
+    """
 
     def schedule(self, workload: Workload) -> Schedule:
         """Returns a valid schedule; the same one for the same workload, always."""

@@ -1,0 +1,203 @@
+"""Going on with a run: which checkpoint, whether it fits what is configured now, and what has changed since.
+
+Devices, replicas, axes and micro-batches may change: a checkpoint holds whole arrays, and the samples of a step depend on the seed and the
+step alone. Parameters and optimizer state must have the same shapes. Anything else that changes what is computed is told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .checkpoint import Checkpoints, Commit
+from .errors import CheckpointError
+from .run_folder import RunFolder
+from .runtime import Plan
+from .runtime.costs import Costs
+from .runtime.snapshot import Snapshot
+
+LINES = 12
+"""Most lines of a difference that an error shows."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """What a run goes on from.
+
+    Args:
+        commit: the checkpoint.
+        snapshot: its arrays, on the devices of the present plan.
+    """
+
+    commit: Commit
+    snapshot: Snapshot
+
+
+def resume(
+    files: RunFolder, checkpoints: Checkpoints, shapes: Snapshot, data: Mapping[str, Any], config: str, note: Callable[[str], None]
+) -> Resumed | None:
+    """Finds out what a run goes on from, and prepares its folder.
+
+    Args:
+        files: the run folder.
+        checkpoints: in it.
+        shapes: what is configured now, with the shardings of the present plan.
+        data: what decides which samples a step sees, as a checkpoint's state keeps it.
+        config: the resolved configuration.
+        note: told what the user should know.
+
+    Returns:
+        None when the run begins: the folder holds none, or one without a checkpoint, which is moved aside.
+
+    Raises:
+        CheckpointError: no checkpoint is whole, or it does not fit.
+    """
+    if not files.holds_run:
+        return None
+    set_by = "--workdir"
+    commit = newest_good(checkpoints, note, set_by)
+    if commit is None:
+        files.begin_anew()
+        note("the folder holds a run without a checkpoint; it is kept in it as previous-N, and this one begins anew")
+        return None
+    settings = changed_settings(files.config(), config)
+    check_fits(commit, shapes, settings, set_by)
+    snapshot = checkpoints.restore(commit, shapes)
+    for line in settings:
+        note(f"changed since step {commit.step}: {line}")
+    for line in changed_data(commit.state["data"], data, commit.step):
+        note(line)
+    files.go_on(commit.step, config)
+    checkpoints.disown_newer(commit)
+    return Resumed(commit=commit, snapshot=snapshot)
+
+
+def newest_good(checkpoints: Checkpoints, note: Callable[[str], None], set_by: str) -> Commit | None:
+    """Finds the newest checkpoint whose files are all as they were written.
+
+    Args:
+        checkpoints: of the run.
+        note: told of each checkpoint that is damaged.
+        set_by: where the folder was set, for error texts.
+
+    Returns:
+        The checkpoint; None when the run never completed one.
+
+    Raises:
+        CheckpointError: there are checkpoints, and all of them are damaged.
+    """
+    problems = [f"{path.name}: its manifest is damaged" for path in checkpoints.unreadable()]
+    for problem in problems:
+        note(f"a checkpoint is not used: {problem}")
+    for commit in checkpoints.commits():
+        problem = checkpoints.problem(commit)
+        if problem is None:
+            return commit
+        problems.append(f"step {commit.step}: {problem}")
+        note(f"the checkpoint of step {commit.step} is not used: {problem}")
+    if not problems:
+        return None
+    raise CheckpointError(
+        "no checkpoint of the run is whole.",
+        wanted="a checkpoint whose files are as they were written",
+        have="\n".join(problems[:LINES]),
+        fix="bring back the damaged files from a copy, or begin anew with --restart, which keeps the earlier run in previous-N",
+        anchor="checkpoint-damaged",
+        set_by=set_by,
+    )
+
+
+def check_fits(commit: Commit, shapes: Snapshot, settings: Sequence[str], set_by: str) -> None:
+    """Refuses a checkpoint of other sections, or of sections with parameters or optimizer state of other shapes.
+
+    Args:
+        commit: the checkpoint.
+        shapes: what is configured now.
+        settings: settings that changed, see `changed_settings`.
+        set_by: where the folder was set, for error texts.
+
+    Raises:
+        CheckpointError: lists what differs.
+    """
+    saved, now = commit.state["signature"], shapes.signature()
+    lines = []
+    for name in sorted(saved.keys() | now.keys()):
+        before, after = saved.get(name, {}), now.get(name, {})
+        for path in sorted(before.keys() | after.keys()):
+            if before.get(path) != after.get(path):
+                lines.append(f"{name}: {path} is {before.get(path, 'not there')} in the checkpoint, {after.get(path, 'not there')} now")
+    if not lines:
+        return
+    more = [f"and {len(lines) - LINES} more"] if len(lines) > LINES else []
+    changed = [f"changed setting: {line}" for line in settings[:LINES]]
+    raise CheckpointError(
+        f"the run cannot go on from its checkpoint of step {commit.step}: shapes have changed.",
+        wanted="the sections, parameters and optimizer state of the checkpoint; replicas, axes and devices may change",
+        have="\n".join([*lines[:LINES], *more, *changed]),
+        fix="restore these settings, choose another run folder (--workdir), or begin anew with --restart",
+        anchor="resume-shapes",
+        set_by=set_by,
+    )
+
+
+def changed_settings(before: str | None, now: str) -> list[str]:
+    """Lists the settings that differ between two resolved configurations, as "name = old -> new".
+
+    >>> changed_settings("train.steps = 3  # default", "train.steps = 5  # command line")
+    ['train.steps = 3 -> 5']
+    """
+    old, new = _settings(before or ""), _settings(now)
+    if not old or not new:
+        return []
+    return [
+        f"{name} = {old.get(name, '(not set)')} -> {new.get(name, '(not set)')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def changed_data(saved: Mapping[str, Any], now: Mapping[str, Any], step: int) -> list[str]:
+    """Says in which ways the samples of the next steps are no longer those that the run would have seen.
+
+    Args:
+        saved: "data" of a checkpoint's state.
+        now: the same of the present run.
+        step: of the checkpoint.
+    """
+    words = {"fingerprint": "the training data", "seed": "the seed", "batch": "the number of samples in a step"}
+    changed = [f"{word} ({saved[name]} -> {now[name]})" for name, word in words.items() if saved[name] != now[name]]
+    if not changed:
+        return []
+    return [f"changed since step {step}: {', '.join(changed)}; the order of samples is a new one, and some may come again"]
+
+
+def costs_state(plan: Plan, costs: Costs) -> dict[str, Any]:
+    """What a checkpoint keeps of costs: their numbers, and what they were measured on."""
+    return {"costs": costs.to_json(), "layout": _layout(plan)}
+
+
+def saved_costs(plan: Plan, state: Mapping[str, Any]) -> Costs | None:
+    """The costs of a checkpoint's state; None when they are those of another plan."""
+    schedule = state["schedule"]
+    return Costs.from_json(schedule["costs"]) if schedule["layout"] == _layout(plan) else None
+
+
+def _layout(plan: Plan) -> dict[str, str]:
+    """What decides how long a section's tasks take."""
+    found = {}
+    for name, section in plan.sections.items():
+        s, devices = section.section, section.submesh.replica_devices(0)
+        found[name] = f"{len(devices)} x {devices[0].device_kind} {dict(s.axes)} {list(s.buckets)} {s.row_length} {s.remat} {s.dtype}"
+    return found
+
+
+def _settings(text: str) -> dict[str, str]:
+    """The bindings of a resolved configuration, without where they were set."""
+    found = {}
+    for line in text.splitlines():
+        match = re.fullmatch(r"([^#\s][^=]*?) = (.*)", line)
+        if match:
+            found[match[1]] = match[2].partition("  # ")[0]
+    return found

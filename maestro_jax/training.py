@@ -1,0 +1,203 @@
+"""A run to its end, with everything around its steps: reports, evaluations, checkpoints, and what is made of bad steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .checkpoint import Checkpoints, Commit
+from .errors import DataError, set_by
+from .pace import Interrupt, Pace
+from .run import Run, StepResult
+from .step_policies import LossWatch, SkipLimit
+
+if TYPE_CHECKING:
+    from .metrics import Writer
+    from .run_folder import RunFolder
+    from .terminal import Terminal
+
+SHOWN_BAD_SAMPLES = 5
+"""Samples left out that are named on the screen; all of them are in metrics.jsonl."""
+
+
+class Training:
+    """Trains a run to its end.
+
+    Args:
+        run: what is trained; its step is where training begins.
+        terminal: the screen.
+        folder: where metrics and weights go; None writes nothing.
+        checkpoints: where checkpoints go; None writes none.
+        writer: where numbers go besides the run folder; None nowhere.
+        state: what a checkpoint keeps beside arrays and does not change while training.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        terminal: Terminal,
+        *,
+        folder: RunFolder | None = None,
+        checkpoints: Checkpoints | None = None,
+        writer: Writer | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.run, self.trainer = run, run.trainer
+        self._terminal, self._folder, self._checkpoints, self._writer = terminal, folder, checkpoints, writer
+        self._state = dict(state or {})
+        self._watch = LossWatch()
+        self._skips = SkipLimit(self.trainer.skip_limit, set_by=set_by(self.trainer, "skip_limit"))
+        self._pace = Pace()
+        self._named = 0
+        self._saved_step = run.step if run.step else None
+        self._best: float | None = None
+        self._last: dict[str, float] = {}
+        self._evaluated_step: int | None = None
+
+    def restore(self, commit: Commit) -> None:
+        """Takes back what the checkpoint that the run goes on from kept."""
+        state = commit.state
+        self._watch.restore(state["watch"])
+        self._skips.restore(state["skips"])
+        self.run.skipped_samples = state["skipped_samples"]
+        self._last, self._evaluated_step = dict(state["heldout"]), commit.step if commit.heldout else None
+        best = self._checkpoints.best() if self._checkpoints is not None else None
+        self._best = best[0] if best is not None else None
+
+    def fit(self) -> dict[str, float]:
+        """Trains to the end; returns the last evaluation.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C: the step that runs is finished, and checkpoint and weights are written first.
+            Preempted: after SIGTERM: the same.
+            TrainingError: too many steps in a row were skipped.
+            CheckpointError: something cannot be written.
+        """
+        with Interrupt() as interrupt:
+            self._terminal.start(self._first_line())
+            # A run that was stopped at a step with an evaluation has not made it.
+            if not self.run.step or (self._evaluates_at(self.run.step) and self._evaluated_step != self.run.step):
+                self._evaluate(interrupt)
+            for result in self.run.steps(lambda: interrupt.requested):
+                self._report(result)
+                if not interrupt.requested:
+                    self._between_steps(result.step, interrupt)
+            # Still inside: a Ctrl-C in the last evaluation must lose neither checkpoint nor weights.
+            if self._saved_step != self.run.step:
+                self._save()
+            if self._checkpoints is not None:
+                self._checkpoints.wait()
+            self._terminal.finish(self._last_lines(interrupt))
+        interrupt.raise_it()
+        return self._last
+
+    def _between_steps(self, step: int, interrupt: Interrupt) -> None:
+        """Evaluates and saves where that is due; the engine stands at this very step then."""
+        trainer, improved = self.trainer, False
+        at_end = step == trainer.steps
+        if self._evaluates_at(step):
+            improved = self._evaluate(interrupt)
+        if improved or at_end or (trainer.checkpoint_every and step % trainer.checkpoint_every == 0):
+            self._save()
+
+    def _evaluates_at(self, step: int) -> bool:
+        every = self.trainer.evaluate_every
+        return step == self.trainer.steps or bool(every and step % every == 0)
+
+    def _evaluate(self, interrupt: Interrupt) -> bool:
+        """Evaluates and reports; returns whether the objective that decides which checkpoint is the best has improved."""
+        values = self.run.evaluate(lambda: interrupt.requested)
+        if not values:
+            return False
+        self._last, self._evaluated_step = values, self.run.step
+        self._terminal.evaluation(self.run.step, values)
+        if self._folder is not None:
+            self._folder.append({"step": self.run.step, "heldout": values}, name="evaluations.jsonl")
+        if self._writer is not None:
+            self._writer.heldout(self.run.step, values)
+        value = values.get(self.trainer.keep_best or "", math.nan)
+        # No checkpoint can be the best of step 0, and one that is complete stays as it is.
+        if not math.isfinite(value) or self.run.step in (0, self._saved_step) or (self._best is not None and value >= self._best):
+            return False
+        self._best = value
+        return True
+
+    def _save(self) -> None:
+        if self._checkpoints is None or not self.run.step:
+            return
+        step, state = self.run.step, {**self._state, "watch": self._watch.state(), "skips": self._skips.state()}
+        state |= {"skipped_samples": self.run.skipped_samples, "heldout": self._last}
+        self._checkpoints.save(step, self.run.engine.snapshot(), state, self._last if self._evaluated_step == step else None)
+        self._saved_step = step
+
+    def _report(self, result: StepResult) -> None:
+        self._pace.add(result)
+        metrics, trainer = result.metrics, self.trainer
+        applied = bool(metrics["applied"])
+        causes = () if applied else result.not_finite
+        bad = self.run.bad_samples(result.step)
+        record = {
+            "step": result.step,
+            "steps": trainer.steps,
+            "loss": metrics["loss"],
+            "objectives": {name: metrics[name] for name in self.run.weights if name in metrics},
+            "gradient_norm": metrics["gradient_norm"],
+            "applied": applied,
+            "seconds": result.seconds,
+            "tokens": result.tokens,
+            "tokens_per_second": self._pace.tokens_per_second,
+            "eta_seconds": self._pace.seconds_a_step * (trainer.steps - result.step) if self._pace.seconds_a_step else None,
+            "padding": dict(result.report.prepared.padding),
+            "busy": dict(result.report.prepared.busy),
+            "skipped_steps": self._skips.skipped + self._skips.empty + (not applied),
+            **({"not_finite": list(causes)} if causes else {}),
+            **({"bad_samples": [error.what for error in bad]} if bad else {}),
+        }
+        if self._folder is not None:
+            self._folder.append(record)
+        if self._writer is not None:
+            self._writer.steps(record)
+        self._terminal.tick(result.step, trainer.steps)
+        if result.step % trainer.log_every == 0 or result.step in (1, trainer.steps) or not applied:
+            self._terminal.step(record)
+            self._pace.printed()
+        self._judge(result, applied, causes, bad)
+
+    def _judge(self, result: StepResult, applied: bool, causes: tuple[str, ...], bad: list[DataError]) -> None:
+        for error in bad[: max(0, SHOWN_BAD_SAMPLES - self._named)]:
+            self._terminal.note(f"step {result.step}: {error.what} It is left out.")
+        self._named += len(bad)
+        for cause in causes:
+            self._terminal.note(f"step {result.step} is skipped in every section: {cause}")
+        warning = self._watch.add(result.step, result.metrics["loss"], applied=applied)
+        if warning is not None:
+            self._terminal.note(warning)
+        samples = [sample.id for sample in result.report.prepared.samples]
+        self._skips.add(result.step, applied=applied, causes=causes, samples=samples)
+
+    def _first_line(self) -> str:
+        trainer, step = self.trainer, self.run.step
+        where = f", run folder {self._folder.path}" if self._folder is not None else ""
+        if not step:
+            return f"training {trainer.steps} steps of {trainer.batch} samples{where}"
+        if step >= trainer.steps:
+            return f"complete: {step} of {trainer.steps} steps are trained; raise train.steps to go on, or begin anew with --restart{where}"
+        return f"resuming from step {step} of {trainer.steps}{where} (--restart begins anew)"
+
+    def _last_lines(self, interrupt: Interrupt) -> list[str]:
+        run, lines = self.run, []
+        if interrupt.requested:
+            lines.append(f"interrupted after step {run.step}/{self.trainer.steps}")
+        if self._skips.skipped or self._skips.empty:
+            count = self._skips.skipped + self._skips.empty
+            lines.append(f"{count} steps were skipped because a gradient was not finite or nothing counted")
+        if run.skipped_samples:
+            lines.append(f"{run.skipped_samples} samples were skipped because no micro-batch could hold them")
+        if self._folder is not None:
+            saved = run.save(self._folder.path / "weights") if run.step else []
+            lines += [f"weights: {path}" for path in saved]
+            if self._checkpoints is not None and self._saved_step is not None:
+                lines.append(f"checkpoint: step {self._saved_step}; the same command goes on from there")
+            lines.append(f"run folder: {self._folder.path}")
+        return lines

@@ -130,6 +130,7 @@ def _compared(
     shapes = GraphShapes(
         sections={name: section.shapes for name, section in plan.sections.items()},
         edges={label: edge.row for label, edge in plan.edges.items()},
+        merges={label: edge.merge for label, edge in plan.edges.items()},
     )
     _, want = reference_gradients(plan.graph, shapes, specs, params, prepared.steps[0].samples, _keys(prepared))
     leaves = compare(have, want)

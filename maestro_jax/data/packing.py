@@ -22,14 +22,27 @@ class Packed:
 
     Args:
         arrays: item arrays `[rows, length, ...]`, `segment_ids` int32 (0 is padding; items are numbered from 1 in each
-            row), `positions` int32 (from 0 in each item), `sample_ids` uint32; all `[rows, length]`.
+            row), `positions` int32 (from 0 in each item), `sample_ids` uint32 (see `item_id`); all `[rows, length]`.
         starts: piece -> (first flat row, units).
-        item_numbers: int32 `[rows, length]`, number of the item in its sample; stays on the host.
     """
 
     arrays: Mapping[str, np.ndarray]
     starts: Mapping[Piece, tuple[int, int]]
-    item_numbers: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Units of the micro-batch, padding included."""
+        return self.arrays["segment_ids"].size
+
+
+def item_id(sample: int, item: int) -> int:
+    """A 32-bit number for an item of a sample, so that two images of one sample draw different noise; the sample's own for its first.
+
+    >>> item_id(7, 0), item_id(7, 1) != item_id(7, 2)
+    (7, True)
+    """
+    # Odd and near the golden ratio of 2**32: neighbouring numbers lie far apart.
+    return sample ^ (item * 0x9E3779B1 & 0xFFFFFFFF)
 
 
 def pack(
@@ -51,7 +64,7 @@ def pack(
     # New arrays each time: `device_put` may alias a host buffer, so none is ever reused.
     arrays = {name: np.zeros(shape + spec.shape, spec.dtype) for name, spec in specs.items()}
     segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    sample_ids, numbers = np.zeros(shape, np.uint32), np.zeros(shape, np.int32)
+    sample_ids = np.zeros(shape, np.uint32)
     starts: dict[Piece, tuple[int, int]] = {}
     count = [0] * shape[0]
     for piece, (number, item), (row, offset) in zip(pieces, items, places, strict=True):
@@ -61,8 +74,7 @@ def pack(
             arrays[name][row, span] = item.arrays[name]
         segments[row, span] = count[row]
         positions[row, span] = np.arange(item.units)
-        sample_ids[row, span] = number
-        numbers[row, span] = piece[1]
+        sample_ids[row, span] = item_id(number, piece[1])
         starts[piece] = row * shape[1] + offset, item.units
     arrays |= {"segment_ids": segments, "positions": positions, "sample_ids": sample_ids}
-    return Packed(arrays=arrays, starts=starts, item_numbers=numbers)
+    return Packed(arrays=arrays, starts=starts)

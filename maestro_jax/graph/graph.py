@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..config import configurable
 from ..errors import EdgeError, GraphError, did_you_mean, set_by
-from .section import Edge, Section
+from .section import SOURCE, Edge, Section
 
 
 @configurable
@@ -55,8 +55,9 @@ class SectionGraph:
         named = []
         for section in self.sections:
             for name, source in section.inputs.items():
-                producer, output = source.split(".")
-                named.append(Edge(producer=producer, output=output, consumer=section.name, input=name))
+                found = SOURCE.fullmatch(source)
+                if found is not None:
+                    named.append(Edge(consumer=section.name, input=name, **found.groupdict()))
         return (*named, *self.more_edges)
 
     @functools.cached_property

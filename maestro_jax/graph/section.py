@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,9 @@ DEFAULT_RULES: Mapping[str, str | None] = MappingProxyType(
 )
 """Logical axis name -> mesh axis; names that are not listed are not split. Rows of data are split over `fsdp` always."""
 
+
+SOURCE = re.compile(r"(?P<producer>[^.\[\]]+)\.(?P<output>[^.\[\]]+)(\[(?P<rows>[^.\[\]]+)\])?")
+"""How an input names where it comes from."""
 
 POLICIES = ("dots_saveable", "dots_with_no_batch_dims_saveable", "everything_saveable", "nothing_saveable")
 """Policies of `jax.checkpoint_policies` that need no arguments."""
@@ -79,15 +83,18 @@ class Edge:
 
     Args:
         producer: name of the section that makes it.
-        output: key in what the producer's module returns, `[rows, length, d]`.
+        output: key in what the producer's module returns, `[rows, length, d]`, or `[rows, length / m, d]` where m units become one row.
         consumer: name of the section that takes it.
         input: keyword under which the consumer's module receives it.
+        rows: item array of the consumer, int32 `[units]`, that says which row each unit takes, counted from 0 through the rows of all
+            of the sample's items in the producer, in order; -1 takes none. None pairs items in order, unit by unit.
     """
 
     producer: str
     output: str
     consumer: str
     input: str
+    rows: str | None = None
 
     @property
     def label(self) -> str:
@@ -104,7 +111,8 @@ class Section:
         name: unique in its graph; in a config, the scope.
         module: an NNX module, a callable `rngs -> nnx.Module`, a Linen module, or a pair `(init, apply)`.
         reads: the stream of items that it processes.
-        inputs: input name -> "section.output" of another section.
+        inputs: input name -> "section.output" of another section, whose items are paired with its own; or "section.output[array]", where
+            an item array of its own says which row each unit takes (see `Edge.rows`).
         objectives: name of a scalar sum that the module returns -> how it counts.
         trainable: whether its parameters are updated.
         frozen: patterns of parameter paths that are never updated ("teacher_head/*", shell wildcards; a name alone covers all below it).
@@ -124,8 +132,9 @@ class Section:
             memory where parameters are whole on several devices.
         max_bytes: most bytes that the micro-batches in flight of one replica may hold on a device: residuals, payloads and data, from
             their forward to their backward (or to the forward of their consumers); None: no limit.
-        fan_in: most producer micro-batches that feed one of its micro-batches, per edge; None: one more than their sizes need.
-        fan_out: most consumer micro-batches that one of its micro-batches feeds, per edge; None: one more than their sizes need.
+        fan_in: most producer micro-batches that feed one of its micro-batches, per edge; None: one more than their sizes need, or three
+            where rows may go anywhere.
+        fan_out: most consumer micro-batches that one of its micro-batches feeds, per edge; None: as fan_in.
     """
 
     name: str
@@ -171,8 +180,9 @@ class Section:
             self._refuse("dtype", "float32 or bfloat16", repr(self.dtype), "choose one of the two")
         self._check_buckets()
         for name, source in self.inputs.items():
-            if source.count(".") != 1:
-                self._refuse("inputs", f"{name}: 'section.output'", repr(source), "name the producer and its output with one dot")
+            if SOURCE.fullmatch(source) is None:
+                wanted = f"{name}: 'section.output', or 'section.output[array]'"
+                self._refuse("inputs", wanted, repr(source), "name the producer and its output with one dot")
 
     def _check_buckets(self) -> None:
         buckets, row = self.buckets, self.row_length

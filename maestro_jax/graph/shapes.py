@@ -49,10 +49,12 @@ class GraphShapes:
     Args:
         sections: by name.
         edges: label -> row of the edge, `[d]` with its dtype.
+        merges: label -> how many units of the producer become one row.
     """
 
     sections: Mapping[str, SectionShapes]
     edges: Mapping[str, jax.ShapeDtypeStruct]
+    merges: Mapping[str, int]
 
 
 def batch_shapes(section: Section, specs: Specs, bucket: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -104,13 +106,16 @@ def graph_shapes(graph: SectionGraph, specs: Specs) -> GraphShapes:
     """
     sections: dict[str, SectionShapes] = {}
     edges: dict[str, jax.ShapeDtypeStruct] = {}
+    merges: dict[str, int] = {}
     for name in graph.order:
         section = graph[name]
         rows = {e.input: edges[e.label] for e in graph.into(name)}
         sections[name] = _section_shapes(section, specs, rows)
         for edge in graph.out_of(name):
-            edges[edge.label] = _edge_row(graph, edge, sections[name])
-    return GraphShapes(sections=sections, edges=edges)
+            edges[edge.label], merges[edge.label] = _edge_row(graph, edge, sections[name])
+    for edge in graph.edges:
+        _check_rows_array(graph, edge, specs)
+    return GraphShapes(sections=sections, edges=edges, merges=merges)
 
 
 def _section_shapes(section: Section, specs: Specs, rows: Mapping[str, jax.ShapeDtypeStruct]) -> SectionShapes:
@@ -143,7 +148,8 @@ def compute_shape(param: Any, dtype: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(param.shape, jnp.dtype(dtype) if floating else param.dtype)
 
 
-def _edge_row(graph: SectionGraph, edge: Edge, producer: SectionShapes) -> jax.ShapeDtypeStruct:
+def _edge_row(graph: SectionGraph, edge: Edge, producer: SectionShapes) -> tuple[jax.ShapeDtypeStruct, int]:
+    """Returns a row of an edge, and how many units become one row."""
     section = graph[edge.producer]
     origin = set_by(graph[edge.consumer], "inputs")
     if edge.output not in producer.outputs:
@@ -157,17 +163,44 @@ def _edge_row(graph: SectionGraph, edge: Edge, producer: SectionShapes) -> jax.S
             set_by=origin,
         )
     shape = producer.outputs[edge.output]
-    rows = producer.batch[section.buckets[-1]]["segment_ids"].shape
-    if not hasattr(shape, "shape") or len(shape.shape) != 3 or shape.shape[:2] != rows or not jnp.issubdtype(shape.dtype, jnp.floating):
+    rows, length = producer.batch[section.buckets[-1]]["segment_ids"].shape
+    merge = _merge(shape, rows, length)
+    # Paired units meet one by one.
+    if merge is None or (merge > 1 and edge.rows is None):
+        merged = "" if edge.rows is None else ", or fewer along length where several units become one row"
         raise EdgeError(
             f"output {edge.output!r} of section {edge.producer!r} cannot cross an edge.",
-            wanted=f"a floating-point array [rows, length, d] = [{rows[0]}, {rows[1]}, d]",
+            wanted=f"a floating-point array [rows, length, d] = [{rows}, {length}, d]{merged}",
             have=_described(shape),
             fix="return one row per unit of the micro-batch",
             anchor="edge-shape",
             set_by=origin,
         )
-    return jax.ShapeDtypeStruct(shape.shape[2:], shape.dtype)
+    return jax.ShapeDtypeStruct(shape.shape[2:], shape.dtype), merge
+
+
+def _merge(shape: Any, rows: int, length: int) -> int | None:
+    """How many units of a micro-batch become one row of an output; None where it is no output of rows."""
+    found = getattr(shape, "shape", ())
+    fits = len(found) == 3 and found[0] == rows and found[1] > 0 and length % found[1] == 0 and jnp.issubdtype(shape.dtype, jnp.floating)
+    return length // found[1] if fits else None
+
+
+def _check_rows_array(graph: SectionGraph, edge: Edge, specs: Specs) -> None:
+    if edge.rows is None:
+        return
+    stream = graph[edge.consumer].reads
+    spec = specs[stream].get(edge.rows)
+    if spec is None or spec.shape != () or jnp.dtype(spec.dtype).kind != "i":
+        known = [name for name, each in specs[stream].items() if each.shape == () and jnp.dtype(each.dtype).kind == "i"]
+        raise EdgeError(
+            f"edge {edge.label} takes its rows from an array that stream {stream!r} does not have.",
+            wanted=f"an int32 array with one number a unit: one of {known}{did_you_mean(edge.rows, known)}",
+            have=f"{edge.rows!r}" + ("" if spec is None else f" of {spec.dtype}{list(spec.shape)} a unit"),
+            fix="correct the name in brackets, or add the array to the items of that stream",
+            anchor="edge-rows",
+            set_by=set_by(graph[edge.consumer], "inputs"),
+        )
 
 
 def _check_names(section: Section, params: Mapping[str, Any], names: Mapping[str, LogicalNames]) -> None:

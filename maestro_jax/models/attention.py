@@ -4,6 +4,8 @@ A packed row holds several items, numbered from 1 by `segment_ids`, and padding,
 its own segment at its own position or before. Padding is a segment like any other: it sees only padding, itself at
 least, so no softmax runs over an empty set and neither values nor gradients can become NaN; no token sees it.
 
+Tokens of equal position see each other: with all positions 0, attention runs in both directions, as encoders want it.
+
 Dimensions: R rows, L length (of queries), S length (of keys), H query heads, G key heads, M = H / G query heads to a
 key head, K features of a head.
 """
@@ -74,14 +76,14 @@ def attention(
     positions_RL: jax.Array,
     kind: str = "dense",
 ) -> jax.Array:
-    """Packed causal attention; query head h reads key head h // (H / G).
+    """Packed attention, causal by positions; query head h reads key head h // (H / G).
 
     Args:
         q_RLHK: queries, any float dtype.
         k_RLGK: keys; G divides H.
         v_RLGK: values.
         segment_ids_RL: int32, 0 for padding, items of a row numbered from 1.
-        positions_RL: int32, from 0 within an item.
+        positions_RL: int32, from 0 within an item; all 0 lets every token see its whole segment.
         kind: name of a registered kind.
 
     Returns:

@@ -9,10 +9,7 @@ Dimensions: R rows, L length, D embed, V vocabulary, N = R * L tokens.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +17,11 @@ from flax import nnx
 
 from ..config import configurable
 from ..errors import ConfigError, set_by
-from .attention import check_attention
 from .heads import next_token_sums
-from .layers import GroupedQueryAttention, RMSNorm, SwiGLU, VocabularyTable, rotary_angles
-from .noise import token_dropout
+from .layers import RMSNorm, VocabularyTable, rotary_angles
+from .stack import EMBEDDING, Batch, LayerStack, batch_dropout, check_layers, check_positive, refuse_size
 
-Batch = Mapping[str, jax.Array]
-
-# Places of dropout within a layer; the embedding's is in layer 0.
-_EMBEDDING, _ATTENTION, _MLP = 0, 1, 2
+_ANCHOR = "decoder-shape"
 
 
 @configurable
@@ -81,25 +74,13 @@ class Decoder:
     attention: str = "dense"
 
     def __post_init__(self) -> None:
-        for field in ("vocab_size", "layers", "embed", "heads", "kv_heads", "mlp", "loss_chunk"):
-            if getattr(self, field) < 1:
-                raise self._refusal(field, "at least 1", "choose a positive size")
+        check_positive(self, ("vocab_size", "loss_chunk"), _ANCHOR)
+        check_layers(self, _ANCHOR)
         if self.head_dim is None:
-            if self.embed % self.heads:
-                raise self._refusal("heads", f"a divisor of embed={self.embed}", "choose such a number of heads, or set head_dim")
             object.__setattr__(self, "head_dim", self.embed // self.heads)
-        if self.head_size < 2 or self.head_size % 2:
-            raise self._refusal("head_dim", "an even number, as rotary positions turn pairs of features", "make head_dim even")
-        if self.heads % self.kv_heads:
-            raise self._refusal("kv_heads", f"a divisor of heads={self.heads}", "let every key head serve equally many query heads")
-        if not 0.0 <= self.dropout < 1.0:
-            raise self._refusal("dropout", "a rate of at least 0 and below 1", "0 turns dropout off")
-        if self.rope_theta <= 0 or self.norm_epsilon <= 0:
-            field = "rope_theta" if self.rope_theta <= 0 else "norm_epsilon"
-            raise self._refusal(field, "a positive number", "leave it out to get the default")
         if self.objective not in ("next_token", "none"):
-            raise self._refusal("objective", "'next_token' or 'none'", "'none' suits a model that only feeds others, such as a teacher")
-        check_attention(self.attention, owner="Decoder", set_by=set_by(self, "attention"))
+            fix = "'none' suits a model that only feeds others, such as a teacher"
+            refuse_size(self, "objective", "'next_token' or 'none'", fix, _ANCHOR)
 
     @property
     def head_size(self) -> int:
@@ -115,45 +96,6 @@ class Decoder:
         """Builds the module with new parameters."""
         return DecoderModule(self, rngs=rngs)
 
-    def _refusal(self, field: str, wanted: str, fix: str) -> ConfigError:
-        return ConfigError(
-            f"Decoder.{field} does not fit.",
-            wanted=wanted,
-            have=f"{field}={getattr(self, field)!r}",
-            set_by=set_by(self, field),
-            fix=fix,
-            anchor="decoder-shape",
-        )
-
-
-class DecoderLayers(nnx.Module):
-    """All layers in one: parameters have a leading axis, and a call computes one layer with its slice of them."""
-
-    def __init__(self, config: Decoder, *, rngs: nnx.Rngs) -> None:
-        stack = (config.layers,)
-        # Each layer adds twice to the residual stream; this keeps the variance of the sum at 1 (as in GPT-2).
-        output_scale = 1 / math.sqrt(2 * config.layers)
-        self.attention_norm = RMSNorm(config.embed, config.norm_epsilon, stack=stack)
-        self.attention = GroupedQueryAttention(
-            config.embed,
-            config.heads,
-            config.kv_heads,
-            config.head_size,
-            kind=config.attention,
-            output_scale=output_scale,
-            stack=stack,
-            rngs=rngs,
-        )
-        self.mlp_norm = RMSNorm(config.embed, config.norm_epsilon, stack=stack)
-        self.mlp = SwiGLU(config.embed, config.mlp, output_scale=output_scale, stack=stack, rngs=rngs)
-        self.dropout = config.dropout
-
-    def __call__(self, x_RLD: jax.Array, layer: jax.Array, batch: Batch, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
-        """Returns [R, L, D] after layer number `layer`, whose parameters this module holds during the scan."""
-        mixed_RLD = self.attention(self.attention_norm(x_RLD), angles, batch["segment_ids"], batch["positions"])
-        x_RLD += _dropout(mixed_RLD, self.dropout, batch, layer, _ATTENTION)
-        return x_RLD + _dropout(self.mlp(self.mlp_norm(x_RLD)), self.dropout, batch, layer, _MLP)
-
 
 class DecoderModule(nnx.Module):
     """A decoder's parameters and its computation; made by calling a `Decoder`.
@@ -166,7 +108,7 @@ class DecoderModule(nnx.Module):
     def __init__(self, config: Decoder, *, rngs: nnx.Rngs) -> None:
         self.config = config
         self.embedding = VocabularyTable(config.vocab_size, config.embed, rngs=rngs)
-        self.layers = DecoderLayers(config, rngs=rngs)
+        self.layers = LayerStack(config, rngs=rngs)
         self.final_norm = RMSNorm(config.embed, config.norm_epsilon)
         if config.has_head and not config.tied:
             self.head = VocabularyTable(config.vocab_size, config.embed, rngs=rngs)
@@ -182,7 +124,7 @@ class DecoderModule(nnx.Module):
             "hidden" [R, L, D] after the final norm; for the loss also "cross_entropy" (nats) and "accuracy", float32
             sums over tokens weighted by the mask.
         """
-        hidden_RLD = self._hidden(batch)
+        hidden_RLD = self.hidden_states(self.embed(batch), batch)
         outputs = {"hidden": hidden_RLD}
         if self.config.objective == "next_token":
             hidden_ND = hidden_RLD.reshape(-1, hidden_RLD.shape[-1])
@@ -207,23 +149,21 @@ class DecoderModule(nnx.Module):
             )
         return (self.embedding if self.config.tied else self.head).weight[...]
 
-    def _hidden(self, batch: Batch) -> jax.Array:
+    def embed(self, batch: Batch) -> jax.Array:
+        """Returns the embeddings [R, L, D] of "tokens"."""
+        return self.embedding.weight[...][batch["tokens"]]
+
+    def hidden_states(self, x_RLD: jax.Array, batch: Batch) -> jax.Array:
+        """Runs the layers and the final norm.
+
+        Args:
+            x_RLD: what stands for the tokens: their embeddings, or rows of another model in their places.
+            batch: as in `__call__`; tokens and targets are not looked at.
+
+        Returns:
+            [R, L, D], the last hidden states.
+        """
         config = self.config
-        x_RLD = self.embedding.weight[...][batch["tokens"]]
-        x_RLD = _dropout(x_RLD, config.dropout, batch, 0, _EMBEDDING)
+        x_RLD = batch_dropout(x_RLD, config.dropout, batch, 0, EMBEDDING)
         angles = rotary_angles(batch["positions"], config.head_size, config.rope_theta)
-        graph, weights = nnx.split(self.layers)
-
-        # The products with weights are kept for the backward pass; norms, rotations, scores and gates are made again.
-        # That is little work, and saves more time on memory than it costs, besides the memory itself.
-        @functools.partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
-        def one_layer(x_RLD: jax.Array, piece: tuple[Any, jax.Array]) -> tuple[jax.Array, None]:
-            layer_weights, layer = piece
-            return nnx.merge(graph, layer_weights)(x_RLD, layer, batch, angles), None
-
-        x_RLD, _ = jax.lax.scan(one_layer, x_RLD, (weights, jnp.arange(config.layers)))
-        return self.final_norm(x_RLD)
-
-
-def _dropout(x_RLD: jax.Array, rate: float, batch: Batch, layer: jax.Array | int, place: int) -> jax.Array:
-    return token_dropout(x_RLD, rate, batch.get("key"), batch["sample_ids"], batch["positions"], layer=layer, place=place)
+        return self.final_norm(self.layers(x_RLD, batch, angles, batch["positions"]))

@@ -5,7 +5,7 @@ backward pass scans again and recomputes the logits of each chunk, which costs o
 peak memory at one chunk in both directions. The gradient of the head is accumulated in float32 whatever its dtype.
 The recomputation is that of Chen et al., "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174).
 
-The plain next-token loss is here; the losses of distillation (`maestro_jax.distill.objectives`) run on the same scan.
+The next-token loss is here, also with several masks at once; the losses of distillation (`maestro_jax.distill.objectives`) run on the same scan.
 
 Dimensions: N tokens, C tokens of a chunk, J chunks, D width of the hidden state, V vocabulary.
 """
@@ -14,12 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 Sums = dict[str, jax.Array]
+MaskedObjective = tuple[str, str, str]
+
+KINDS = ("accuracy", "cross_entropy")
+"""What a vocabulary head can be measured by."""
 
 
 class Terms(Protocol):
@@ -50,11 +55,16 @@ def cross_entropy_sums(logits_CV: jax.Array, targets_C: jax.Array, mask_C: jax.A
     >>> cross_entropy_sums(jnp.zeros((2, 4)), jnp.array([0, 1]), jnp.array([1.0, 1.0]))
     {'accuracy': Array(1., dtype=float32), 'cross_entropy': Array(2.7725887, dtype=float32)}
     """
+    return {kind: jnp.sum(mask_C * value_C) for kind, value_C in _token_values(logits_CV, targets_C).items()}
+
+
+def _token_values(logits_CV: jax.Array, targets_C: jax.Array) -> dict[str, jax.Array]:
+    """Kind of objective -> its value of each token [C], unmasked; the keys are `KINDS`."""
     columns_CV = jax.lax.broadcasted_iota(jnp.int32, logits_CV.shape, 1)
     # Selecting by comparison, unlike a gather, stays local when the vocabulary is sharded, and has no scatter backward.
     target_C = jnp.sum(jnp.where(columns_CV == targets_C[:, None], logits_CV, 0.0), axis=1)
     cross_entropy_C = jax.nn.logsumexp(logits_CV, axis=1) - target_C
-    return {"accuracy": jnp.sum(mask_C * _hits(logits_CV, columns_CV, targets_C)), "cross_entropy": jnp.sum(mask_C * cross_entropy_C)}
+    return {"accuracy": _hits(logits_CV, columns_CV, targets_C), "cross_entropy": cross_entropy_C}
 
 
 def _hits(logits_CV: jax.Array, columns_CV: jax.Array, targets_C: jax.Array) -> jax.Array:
@@ -66,9 +76,42 @@ def _hits(logits_CV: jax.Array, columns_CV: jax.Array, targets_C: jax.Array) -> 
 
 
 @dataclasses.dataclass(frozen=True)
-class _NextTokenTerms:
+class _MaskedTerms:
+    objectives: tuple[MaskedObjective, ...]
+
     def __call__(self, logits_CV: jax.Array, tokens: Any, constants: Any) -> Sums:
-        return cross_entropy_sums(logits_CV, tokens["targets"], tokens["mask"])
+        values = _token_values(logits_CV, tokens["targets"])
+        return {name: jnp.sum(tokens["masks"][mask] * values[kind]) for name, kind, mask in self.objectives}
+
+
+def masked_sums(
+    hidden_ND: jax.Array,
+    head_VD: jax.Array,
+    targets_N: jax.Array,
+    masks: Mapping[str, jax.Array],
+    objectives: tuple[MaskedObjective, ...],
+    chunk: int = 256,
+) -> Sums:
+    """Several objectives of one vocabulary head, each with a mask of its own, in one pass over chunks of tokens.
+
+    Args:
+        hidden_ND: last hidden states, float32 or bfloat16.
+        head_VD: weight of the head.
+        targets_N: int32, the next token of each token.
+        masks: name -> float32 weight of each token [N], 0 for padding.
+        objectives: (name, kind, name of its mask); kinds are "cross_entropy" (nats) and "accuracy", as in `cross_entropy_sums`.
+        chunk: most tokens whose logits exist at once; it need not divide N.
+
+    Returns:
+        Name -> float32 scalar. Differentiable in `hidden_ND` and `head_VD`; masks are constants.
+
+    >>> masks = {"all": jnp.ones(3), "last": jnp.array([0.0, 0.0, 1.0])}
+    >>> objectives = (("hits", "accuracy", "all"), ("last_hits", "accuracy", "last"))
+    >>> masked_sums(jnp.zeros((3, 2)), jnp.ones((4, 2)), jnp.array([0, 1, 0]), masks, objectives, chunk=2)
+    {'hits': Array(2., dtype=float32), 'last_hits': Array(1., dtype=float32)}
+    """
+    tokens = {"targets": targets_N, "masks": dict(masks)}
+    return chunked_sums(_MaskedTerms(objectives), chunk, hidden_ND, head_VD, tokens, ())
 
 
 def next_token_sums(hidden_ND: jax.Array, head_VD: jax.Array, targets_N: jax.Array, mask_N: jax.Array, chunk: int = 256) -> Sums:
@@ -88,7 +131,8 @@ def next_token_sums(hidden_ND: jax.Array, head_VD: jax.Array, targets_N: jax.Arr
     >>> next_token_sums(jnp.zeros((3, 2)), jnp.ones((4, 2)), jnp.array([0, 1, 2]), jnp.ones(3), chunk=2)["accuracy"]
     Array(1., dtype=float32)
     """
-    return chunked_sums(_NextTokenTerms(), chunk, hidden_ND, head_VD, {"targets": targets_N, "mask": mask_N}, ())
+    objectives = tuple((kind, kind, "mask") for kind in KINDS)
+    return masked_sums(hidden_ND, head_VD, targets_N, {"mask": mask_N}, objectives, chunk)
 
 
 def chunked_sums(terms: Terms, chunk: int, hidden_ND: jax.Array, head_VD: jax.Array, tokens: Any, constants: Any) -> Sums:

@@ -1,4 +1,4 @@
-"""The parts of a decoder: annotated parameters, RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""The parts of decoders and encoders: annotated parameters, RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
 Equal layers are one module whose parameters have a leading axis `layers`; a scan cuts one layer out of it and calls
 it. Parts therefore make their parameters with any leading shape (`stack`) and compute with those of one layer.

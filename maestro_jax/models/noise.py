@@ -1,11 +1,9 @@
 """Dropout whose mask belongs to a token, not to its place in a batch.
 
 Ordinary dropout draws one mask for a whole array, so the noise of a sample changes with the micro-batch, the row and
-the replica that it happens to run in. Here the key of each token is made from the step's key, the sample's number and
-the token's position in it, and from the layer and the place in the model; nothing else enters. Cutting or ordering a
-global batch in another way moves no mask.
-
-Two items of one sample in one stream (two images) have equal positions, and so equal masks.
+the replica that it happens to run in. Here the key of each token is made from the step's key, the number of its item
+and its position in it, and from the layer and the place in the model; nothing else enters. Cutting or ordering a global
+batch in another way moves no mask, and two images of one sample, which have equal positions, have masks of their own.
 
 Dimensions: R rows, L length, D features.
 """
@@ -32,7 +30,7 @@ def token_dropout(
         x_RLD: activations of packed rows.
         rate: probability in [0, 1) that a feature is dropped, kept to 1/65536; 0 returns `x_RLD` as it is.
         key: uint32[2], raw data of a threefry key that carries seed, step and section; None (evaluation) drops nothing.
-        sample_ids_RL: uint32, number of the sample that each token belongs to.
+        sample_ids_RL: uint32, number of the item that each token belongs to, made of its sample and its place in it.
         positions_RL: int32, position of each token in its item.
         layer: number of the layer; may be traced, as in a scan over layers.
         place: number of the place within a layer, so that two dropouts in one layer differ.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -32,7 +32,9 @@ def check_sample(plan: Plan, specs: Specs, sample: Sample) -> None:
     for edge in plan.graph.edges:
         ends = [sample.items.get(plan.graph[name].reads, ()) for name in (edge.producer, edge.consumer)]
         units = [[item.units for item in items] for items in ends]
-        if all(ends) and units[0] != units[1]:
+        if edge.rows is not None:
+            _check_taken(sample, edge.label, edge.rows, ends[1], plan.edges[edge.label].merge, units[0])
+        elif all(ends) and units[0] != units[1]:
             raise DataError(
                 f"sample {sample.id!r} cannot cross edge {edge.label}.",
                 wanted="the same numbers of units in the same order at both ends: items are paired",
@@ -41,6 +43,26 @@ def check_sample(plan: Plan, specs: Specs, sample: Sample) -> None:
                 anchor="route-units",
                 set_by=f"the data, sample {sample.id!r}",
             )
+
+
+def _check_taken(sample: Sample, label: str, rows: str, consumers: Sequence[Item], merge: int, units: Sequence[int]) -> None:
+    """Every row that a unit takes exists, and none is taken twice."""
+    uneven = [each for each in units if each % merge]
+    total = sum(each // merge for each in units)
+    taken = np.concatenate([np.zeros(0, np.int64), *(item.arrays[rows] for item in consumers)])
+    taken = taken[taken >= 0]
+    if not uneven and len(np.unique(taken)) == len(taken) and not (len(taken) and taken.max() >= total):
+        return
+    raise DataError(
+        f"sample {sample.id!r} cannot cross edge {label}.",
+        wanted=f"in {rows!r}, each of the numbers from 0 to {total - 1} at most once, or -1"
+        if not uneven
+        else f"items whose units {merge} divides, because that many become one row",
+        have=f"{len(taken)} units that take rows, the largest number {taken.max() if len(taken) else -1}, and items of {list(units)} units",
+        fix="give each placeholder the number of its row, counted through all items of the sample",
+        anchor="route-rows",
+        set_by=f"the data, sample {sample.id!r}",
+    )
 
 
 def _check_arrays(sample: Sample, where: str, item: Item, specs: Mapping[str, ArraySpec]) -> None:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from ..data import Packed, Sample, pack, route
-from ..data.routes import pairing
+from ..data.routes import Wiring, expected, sent
 from ..graph import Section
 from ..schedules import EdgeWork, Policy, Progress, SampleWork, Schedule, SectionWork, Task, Workload, place
 from ..schedules.cutting import microbatches_of
@@ -149,7 +149,7 @@ def make_workload(
     # Several edges between two sections are one dependency; their fan limits are equal, because sections set them.
     pairs = {(e.edge.producer, e.edge.consumer): e for e in plan.edges.values()}
     edges = tuple(
-        EdgeWork(producer=p, consumer=c, delay=costs.delays[e.edge.label], fan_in=e.fan_in, fan_out=e.fan_out, paired=True)
+        EdgeWork(producer=p, consumer=c, delay=costs.delays[e.edge.label], fan_in=e.fan_in, fan_out=e.fan_out, paired=e.edge.rows is None)
         for (p, c), e in pairs.items()
     )
     numbers = itertools.count()
@@ -202,12 +202,11 @@ class Preparer:
         schedule = self._worker.schedule(self.policy, workload) if in_worker else self.policy.schedule(workload)
         tasks = [t for t in schedule.tasks if t.kind in ("forward", "forward_backward")]
         counts = [self._counts(batch) for batch in batches]
-        names = {n: s.id for n, s in enumerate(samples)}
         feeds: dict[Micro, TaskFeed] = {}
         for number in range(len(batches)):
             mine = [t for t in tasks if t.step == number]
             packed = {(t.section, t.items): self._pack(t, samples) for t in mine}
-            arriving, leaving, indices = self._routes(mine, packed, first + number, names)
+            arriving, leaving, indices = self._routes(mine, packed, first + number, samples)
             for task in mine:
                 micro = task.section, task.items
                 arrays = self._put(task, packed[micro], indices[micro], counts[number], first + number, training)
@@ -257,13 +256,14 @@ class Preparer:
         weighted = [counts[n, k] for n, s in self.plan.sections.items() for k, o in s.section.objectives.items() if o.weight]
         return {name: whole(self.plan.sections[name], np.bool_(any(weighted))) for name in self.compiled.trained}
 
-    def _routes(self, tasks: Sequence[Task], packed: Mapping[Micro, Packed], step: int, names: dict[int, str]) -> tuple[Any, Any, Any]:
+    def _routes(self, tasks: Sequence[Task], packed: Mapping[Micro, Packed], step: int, samples: Sequence[Sample]) -> tuple[Any, Any, Any]:
         """Returns per micro-batch: payloads that arrive, payloads that leave, and index arrays per edge."""
         micros = {(t.section, t.items): t for t in tasks}
         arriving: dict[Micro, list[Slot]] = {m: [] for m in micros}
         leaving: dict[Micro, list[Slot]] = {m: [] for m in micros}
         indices: dict[Micro, dict[str, np.ndarray]] = {m: {} for m in micros}
         for label, edge in self.plan.edges.items():
+            wiring = Wiring(label, samples, self.plan.graph[edge.edge.producer].reads, edge.merge, edge.edge.rows)
             for micro, task in micros.items():
                 if micro[0] == edge.edge.producer:
                     indices[micro][label + " out"] = np.full((edge.fan_out, edge.slot_rows), task.bucket, np.int32)
@@ -271,15 +271,15 @@ class Preparer:
                     indices[micro][label + " in"] = np.full((edge.fan_in, edge.slot_rows), task.bucket, np.int32)
             for a in (m for m in micros if m[0] == edge.edge.producer):
                 for b in (m for m in micros if m[0] == edge.edge.consumer):
-                    found = route(packed[a], packed[b], edge.slot_rows, label, names)
+                    found = route(packed[a], packed[b], edge.slot_rows, wiring)
                     if found is None:
                         continue
                     n_out = sum(s.label == label for s in leaving[a])
                     n_in = sum(s.label == label for s in arriving[b])
                     indices[a][label + " out"][n_out] = found.gather
                     indices[b][label + " in"][n_in] = found.place
-                    leaving[a].append(Slot(label, n_out, b, pairing(label, step, packed[a], found.gather)))
-                    arriving[b].append(Slot(label, n_in, a, pairing(label, step, packed[b], found.place)))
+                    leaving[a].append(Slot(label, n_out, b, sent(wiring, step, packed[a], found.gather)))
+                    arriving[b].append(Slot(label, n_in, a, expected(wiring, step, packed[b], found.place)))
         return arriving, leaving, indices
 
     def _put(

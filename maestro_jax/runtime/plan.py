@@ -19,6 +19,10 @@ from ..meshes import Request, Submesh, Wire, carve, partition_spec, shrink, spre
 from ..meshes.transfers import stripes
 
 
+SPARE_FANS = 3
+"""Slots beyond what sizes need, of an edge whose rows may go anywhere."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SectionPlan:
     """A section with its place.
@@ -70,6 +74,7 @@ class EdgePlan:
     Args:
         edge: the edge.
         row: shape `[d]` and dtype of a row.
+        merge: how many units of the producer become one row.
         slot_rows: rows in a slot (G).
         fan_in: slots of a consumer micro-batch.
         fan_out: slots of a producer micro-batch.
@@ -79,6 +84,7 @@ class EdgePlan:
 
     edge: Edge
     row: jax.ShapeDtypeStruct
+    merge: int
     slot_rows: int
     fan_in: int
     fan_out: int
@@ -237,7 +243,8 @@ def _check_rows(section: Section, submesh: Submesh) -> None:
 
 def _plan_edge(graph: SectionGraph, edge: Edge, shapes: GraphShapes, submeshes: Mapping[str, Submesh]) -> EdgePlan:
     producer, consumer = graph[edge.producer], graph[edge.consumer]
-    large, small = producer.buckets[-1], consumer.buckets[-1]
+    merge = shapes.merges[edge.label]
+    large, small = producer.buckets[-1] // merge, consumer.buckets[-1]
     source, target = submeshes[edge.producer], submeshes[edge.consumer]
     count = stripes(source.replica_meshes[0].size, target.replica_meshes[0].size)
     slot_rows = -(-min(large, small) // count) * count
@@ -246,12 +253,15 @@ def _plan_edge(graph: SectionGraph, edge: Edge, shapes: GraphShapes, submeshes: 
         for p in range(source.replicas)
         for c in range(target.replicas)
     }
+    # Items of a sample that go to any unit may lie in more micro-batches than sizes alone tell.
+    spare = 1 if edge.rows is None else SPARE_FANS
     return EdgePlan(
         edge=edge,
         row=shapes.edges[edge.label],
+        merge=merge,
         slot_rows=slot_rows,
-        fan_in=consumer.fan_in or math.ceil(small / large) + 1,
-        fan_out=producer.fan_out or math.ceil(large / small) + 1,
+        fan_in=consumer.fan_in or math.ceil(small / large) + spare,
+        fan_out=producer.fan_out or math.ceil(large / small) + spare,
         wires=wires,
         backward=graph.runs_backward[edge.producer],
     )

@@ -38,8 +38,8 @@ def item(**arrays: list[float]) -> Item:
         ({"microbatch": (32, 32)}, "microbatch", "one or more ascending sizes in units", "(32, 32)"),
         ({"microbatch": (32, 80), "row_length": 32}, "row_length", "a length that divides every bucket of (32, 80)", "32"),
         ({"microbatch": 32, "row_length": 0}, "row_length", "a length that divides every bucket of (32,)", "0"),
-        ({"inputs": {"x": "teacher"}}, "inputs", "x: 'section.output'", "'teacher'"),
-        ({"inputs": {"x": "a.b.c"}}, "inputs", "x: 'section.output'", "'a.b.c'"),
+        ({"inputs": {"x": "teacher"}}, "inputs", "x: 'section.output', or 'section.output[array]'", "'teacher'"),
+        ({"inputs": {"x": "a.b.c"}}, "inputs", "x: 'section.output', or 'section.output[array]'", "'a.b.c'"),
     ],
     ids=str,
 )

@@ -1,0 +1,217 @@
+"""Equal transformer layers in one module, scanned: what decoders and encoders share.
+
+Nine parameter leaves hold any number of layers, because the host pays for each leaf of each task.
+
+Dimensions: R rows, L length, D embed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ..errors import ConfigError, set_by
+from .attention import check_attention
+from .layers import GroupedQueryAttention, RMSNorm, SwiGLU
+from .noise import token_dropout
+
+Batch = Mapping[str, jax.Array]
+Angles = tuple[jax.Array, jax.Array]
+
+EMBEDDING, ATTENTION, MLP = 0, 1, 2
+"""Places of dropout within a layer; the embedding's is in layer 0."""
+
+
+class LayerSizes(Protocol):
+    """The sizes and choices of layers, as the configurations of models have them."""
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        ...
+
+    @property
+    def embed(self) -> int:
+        """Width of the hidden state."""
+        ...
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        ...
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+        ...
+
+    @property
+    def head_dim(self) -> int | None:
+        """Features of a head; None: embed // heads."""
+        ...
+
+    @property
+    def head_size(self) -> int:
+        """Features of a head."""
+        ...
+
+    @property
+    def mlp(self) -> int:
+        """Width inside the gated MLP."""
+        ...
+
+    @property
+    def rope_theta(self) -> float:
+        """Base of the rotary wave lengths."""
+        ...
+
+    @property
+    def norm_epsilon(self) -> float:
+        """Added to the mean square in the norms."""
+        ...
+
+    @property
+    def dropout(self) -> float:
+        """Rate of dropout."""
+        ...
+
+    @property
+    def attention(self) -> str:
+        """Registered kind of attention."""
+        ...
+
+
+def refuse_size(owner: object, field: str, wanted: str, fix: str, anchor: str) -> NoReturn:
+    """Refuses one field of a model's configuration.
+
+    Args:
+        owner: the configuration.
+        field: name of the field.
+        wanted: what would have been right.
+        fix: what the user can do.
+        anchor: heading of the error page.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(
+        f"{type(owner).__name__}.{field} does not fit.",
+        wanted=wanted,
+        have=f"{field}={getattr(owner, field)!r}",
+        set_by=set_by(owner, field),
+        fix=fix,
+        anchor=anchor,
+    )
+
+
+def check_positive(owner: object, fields: tuple[str, ...], anchor: str) -> None:
+    """Refuses sizes below 1; None, a size that was left out, passes.
+
+    Raises:
+        ConfigError: names the first such field.
+    """
+    for field in fields:
+        value = getattr(owner, field)
+        if value is not None and value < 1:
+            refuse_size(owner, field, "at least 1", "choose a positive size", anchor)
+
+
+def check_layers(sizes: LayerSizes, anchor: str, turned: int = 2) -> None:
+    """Refuses sizes of layers that do not fit together.
+
+    Args:
+        sizes: the configuration of a model.
+        anchor: heading of the error page about this model.
+        turned: what must divide the features of a head: rotary positions turn pairs, for each dimension of a position.
+
+    Raises:
+        ConfigError: names the first field that does not fit.
+    """
+    check_positive(sizes, ("layers", "embed", "heads", "kv_heads", "mlp"), anchor)
+    if sizes.head_dim is None and sizes.embed % sizes.heads:
+        refuse_size(sizes, "heads", f"a divisor of embed={sizes.embed}", "choose such a number of heads, or set head_dim", anchor)
+    if sizes.head_size < 2 or sizes.head_size % turned:
+        field = "heads" if sizes.head_dim is None else "head_dim"
+        text = "an even number" if turned == 2 else f"a multiple of {turned}"
+        wanted = f"{text} of features in a head (here {sizes.head_size}), as rotary positions turn pairs of features"
+        refuse_size(sizes, field, wanted, f"make head_dim {text}", anchor)
+    if sizes.heads % sizes.kv_heads:
+        refuse_size(sizes, "kv_heads", f"a divisor of heads={sizes.heads}", "let every key head serve equally many query heads", anchor)
+    if not 0.0 <= sizes.dropout < 1.0:
+        refuse_size(sizes, "dropout", "a rate of at least 0 and below 1", "0 turns dropout off", anchor)
+    for field in ("rope_theta", "norm_epsilon"):
+        if getattr(sizes, field) <= 0:
+            refuse_size(sizes, field, "a positive number", "leave it out to get the default", anchor)
+    check_attention(sizes.attention, owner=type(sizes).__name__, set_by=set_by(sizes, "attention"))
+
+
+class LayerStack(nnx.Module):
+    """All layers in one: parameters have a leading axis, and the scan computes one layer with its slice of them.
+
+    Each layer is x + attention(norm(x)), then x + mlp(norm(x)), with grouped-query attention, SwiGLU and RMSNorm.
+
+    Args:
+        sizes: sizes and choices.
+        rngs: source of the initial parameters ("params").
+    """
+
+    def __init__(self, sizes: LayerSizes, *, rngs: nnx.Rngs) -> None:
+        stack = (sizes.layers,)
+        # Each layer adds twice to the residual stream; this keeps the variance of the sum at 1 (as in GPT-2).
+        output_scale = 1 / math.sqrt(2 * sizes.layers)
+        self.attention_norm = RMSNorm(sizes.embed, sizes.norm_epsilon, stack=stack)
+        self.attention = GroupedQueryAttention(
+            sizes.embed,
+            sizes.heads,
+            sizes.kv_heads,
+            sizes.head_size,
+            kind=sizes.attention,
+            output_scale=output_scale,
+            stack=stack,
+            rngs=rngs,
+        )
+        self.mlp_norm = RMSNorm(sizes.embed, sizes.norm_epsilon, stack=stack)
+        self.mlp = SwiGLU(sizes.embed, sizes.mlp, output_scale=output_scale, stack=stack, rngs=rngs)
+        self.dropout = sizes.dropout
+        self.count = sizes.layers
+
+    def __call__(self, x_RLD: jax.Array, batch: Batch, angles: Angles, order_RL: jax.Array) -> jax.Array:
+        """Runs all layers.
+
+        Args:
+            x_RLD: embeddings.
+            batch: "segment_ids" and, for dropout, "positions", "sample_ids" and "key".
+            angles: of the rotation of queries and keys.
+            order_RL: int32; a token sees those of its segment that are not later than itself. Positions make attention
+                causal, zeros make it run in both directions.
+
+        Returns:
+            [R, L, D], before any final norm.
+        """
+        graph, weights = nnx.split(self)
+
+        # The products with weights are kept for the backward pass; norms, rotations, scores and gates are made again.
+        # That is little work, and saves more time on memory than it costs, besides the memory itself.
+        @functools.partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+        def one_layer(x_RLD: jax.Array, piece: tuple[Any, jax.Array]) -> tuple[jax.Array, None]:
+            layer_weights, layer = piece
+            return nnx.merge(graph, layer_weights).one_layer(x_RLD, layer, batch, angles, order_RL), None
+
+        return jax.lax.scan(one_layer, x_RLD, (weights, jnp.arange(self.count)))[0]
+
+    def one_layer(self, x_RLD: jax.Array, layer: jax.Array, batch: Batch, angles: Angles, order_RL: jax.Array) -> jax.Array:
+        """Returns [R, L, D] after layer number `layer`, whose parameters this module holds during the scan."""
+        mixed_RLD = self.attention(self.attention_norm(x_RLD), angles, batch["segment_ids"], order_RL)
+        x_RLD += batch_dropout(mixed_RLD, self.dropout, batch, layer, ATTENTION)
+        return x_RLD + batch_dropout(self.mlp(self.mlp_norm(x_RLD)), self.dropout, batch, layer, MLP)
+
+
+def batch_dropout(x_RLD: jax.Array, rate: float, batch: Batch, layer: jax.Array | int, place: int) -> jax.Array:
+    """`token_dropout` with the key, samples and positions of a batch; without a key, in evaluation, nothing is dropped."""
+    return token_dropout(x_RLD, rate, batch.get("key"), batch["sample_ids"], batch["positions"], layer=layer, place=place)

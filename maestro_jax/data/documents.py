@@ -46,20 +46,42 @@ def tokenize(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[Tokens
     from . import tokenizer as vocabulary
 
     whole = iter(vocabulary.encode(tokenizer, [document.text for document in documents if document.loss_spans is None]))
-    end = vocabulary.end_of_text(tokenizer)
-    return [Tokens(next(whole)) if document.loss_spans is None else _partly_trained(tokenizer, document, end) for document in documents]
+    return [Tokens(next(whole)) if document.loss_spans is None else _partly_trained(tokenizer, document) for document in documents]
 
 
-def _partly_trained(tokenizer: Tokenizer, document: Document, end: int | None) -> Tokens:
-    stretches = _stretches(document)
-    encodings = tokenizer.encode_batch_fast([text for text, _ in stretches], add_special_tokens=False)
-    loss = iter([float(trained) for encoding, (_, trained) in zip(encodings, stretches, strict=True) for _ in encoding.ids])
+def tokenize_stretches(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
+    """Tokenizes a text that is cut into stretches, so that no token lies on a border between two.
+
+    Args:
+        tokenizer: what tokenizes.
+        texts: the stretches in order, one or more.
+
+    Returns:
+        Per stretch its tokens. Those that the tokenizer puts around a text, and end-of-text, are with the first and the last
+        stretch; their `loss` is 0, that of the others 1.
+    """
+    from . import tokenizer as vocabulary  # here for the reason above
+
+    encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     # The tokenizer's own special tokens go around the whole, not around each stretch; what comes back marks them.
     joined = tokenizer.post_process(Encoding.merge(encodings, False), None, True)
-    ids, weights = joined.ids, [0.0 if special else next(loss) for special in joined.special_tokens_mask]
+    ids, loss = list(joined.ids), [1.0 - special for special in joined.special_tokens_mask]
+    end = vocabulary.end_of_text(tokenizer)
     if end is not None and ids[-1:] != [end]:
-        ids, weights = [*ids, end], [*weights, 0.0]
-    return Tokens(np.asarray(ids, np.int32), np.asarray(weights, np.float32))
+        ids, loss = [*ids, end], [*loss, 0.0]
+    # Cut after as many tokens of the text as the stretches before have; special tokens before the text go to the first.
+    ends = np.cumsum([len(encoding.ids) for encoding in encodings])[:-1]
+    cuts = np.searchsorted(np.cumsum(loss), ends, side="left") + 1
+    cuts[ends == 0] = 0
+    pieces = zip(np.split(np.asarray(ids, np.int32), cuts), np.split(np.asarray(loss, np.float32), cuts), strict=True)
+    return [Tokens(*piece) for piece in pieces]
+
+
+def _partly_trained(tokenizer: Tokenizer, document: Document) -> Tokens:
+    stretches = _stretches(document)
+    found = tokenize_stretches(tokenizer, [text for text, _ in stretches])
+    loss = [tokens.loss if trained else np.zeros(len(tokens.ids), np.float32) for tokens, (_, trained) in zip(found, stretches, strict=True)]
+    return Tokens(np.concatenate([tokens.ids for tokens in found]), np.concatenate(loss))
 
 
 def _stretches(document: Document) -> list[tuple[str, bool]]:

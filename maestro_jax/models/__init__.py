@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from .attention import attention, check_attention, register_attention
+from .audio import AudioEncoder, AudioEncoderModule
 from .decoder import Decoder, DecoderModule
-from .heads import chunked_sums, cross_entropy_sums, next_token_sums, vocabulary_logits
+from .fusion import Multimodal, MultimodalModule
+from .generator import Redraw, RedrawModule
+from .heads import chunked_sums, cross_entropy_sums, masked_sums, next_token_sums, vocabulary_logits
 from .noise import token_dropout
+from .projector import Projector, ProjectorModule
+from .vision import VisionTransformer, VisionTransformerModule
 
 __all__ = [
+    "AudioEncoder",
+    "AudioEncoderModule",
     "Decoder",
     "DecoderModule",
+    "Multimodal",
+    "MultimodalModule",
+    "Projector",
+    "ProjectorModule",
+    "Redraw",
+    "RedrawModule",
+    "VisionTransformer",
+    "VisionTransformerModule",
     "attention",
     "check_attention",
     "chunked_sums",
     "cross_entropy_sums",
+    "masked_sums",
     "next_token_sums",
     "register_attention",
     "token_dropout",

@@ -12,7 +12,6 @@ import dataclasses
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from ..config import configurable
@@ -20,8 +19,6 @@ from ..errors import ConfigError, set_by
 from .heads import next_token_sums
 from .layers import RMSNorm, VocabularyTable, rotary_angles
 from .stack import EMBEDDING, Batch, LayerStack, batch_dropout, check_layers, check_positive, refuse_size
-
-_ANCHOR = "decoder-shape"
 
 
 @configurable
@@ -51,6 +48,7 @@ class Decoder:
     >>> config = Decoder(vocab_size=64, layers=2, embed=16, heads=4, kv_heads=2, mlp=32)
     >>> config.head_dim
     4
+    >>> import jax.numpy as jnp
     >>> ids = jnp.ones((1, 8), jnp.int32)
     >>> batch = {"tokens": ids, "targets": ids, "loss_mask": jnp.ones((1, 8)), "segment_ids": ids}
     >>> batch |= {"positions": jnp.arange(8)[None], "sample_ids": ids.astype(jnp.uint32)}
@@ -74,13 +72,13 @@ class Decoder:
     attention: str = "dense"
 
     def __post_init__(self) -> None:
-        check_positive(self, ("vocab_size", "loss_chunk"), _ANCHOR)
-        check_layers(self, _ANCHOR)
+        check_positive(self, ("vocab_size", "loss_chunk"), "decoder-shape")
+        check_layers(self, "decoder-shape")
         if self.head_dim is None:
             object.__setattr__(self, "head_dim", self.embed // self.heads)
         if self.objective not in ("next_token", "none"):
             fix = "'none' suits a model that only feeds others, such as a teacher"
-            refuse_size(self, "objective", "'next_token' or 'none'", fix, _ANCHOR)
+            refuse_size(self, "objective", "'next_token' or 'none'", fix, "decoder-shape")
 
     @property
     def head_size(self) -> int:

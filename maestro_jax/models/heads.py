@@ -5,7 +5,8 @@ backward pass scans again and recomputes the logits of each chunk, which costs o
 peak memory at one chunk in both directions. The gradient of the head is accumulated in float32 whatever its dtype.
 The recomputation is that of Chen et al., "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174).
 
-The next-token loss is here, also with several masks at once; the losses of distillation (`maestro_jax.distill.objectives`) run on the same scan.
+The next-token loss is here, with one mask or several; the losses of distillation (`maestro_jax.distill.objectives`) run
+on the same scan.
 
 Dimensions: N tokens, C tokens of a chunk, J chunks, D width of the hidden state, V vocabulary.
 """

@@ -199,11 +199,11 @@ class LayerStack(nnx.Module):
         # The products with weights are kept for the backward pass; norms, rotations, scores and gates are made again.
         # That is little work, and saves more time on memory than it costs, besides the memory itself.
         @functools.partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
-        def one_layer(x_RLD: jax.Array, piece: tuple[Any, jax.Array]) -> tuple[jax.Array, None]:
+        def step(x_RLD: jax.Array, piece: tuple[Any, jax.Array]) -> tuple[jax.Array, None]:
             layer_weights, layer = piece
             return nnx.merge(graph, layer_weights).one_layer(x_RLD, layer, batch, angles, order_RL), None
 
-        return jax.lax.scan(one_layer, x_RLD, (weights, jnp.arange(self.count)))[0]
+        return jax.lax.scan(step, x_RLD, (weights, jnp.arange(self.count)))[0]
 
     def one_layer(self, x_RLD: jax.Array, layer: jax.Array, batch: Batch, angles: Angles, order_RL: jax.Array) -> jax.Array:
         """Returns [R, L, D] after layer number `layer`, whose parameters this module holds during the scan."""

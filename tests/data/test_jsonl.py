@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, processors
 from maestro_jax.config import load
 from maestro_jax.data import Dataset, Jsonl, Sample
 from maestro_jax.data import tokenizer as vocabulary
-from maestro_jax.data.jsonl import conversation
+from maestro_jax.data.chat import conversation
 from maestro_jax.errors import ConfigError, DataError
 
 CHAT = [
@@ -222,7 +222,12 @@ BAD_LINES = [
     ({"text": "half \ud83d a character"}, "not UTF-8"),
     ({}, "no text"),
     ({"text": 3}, "no text"),
-    ({"conversations": [{"from": "human", "value": "1+1?"}]}, "no text"),
+    ({"conversations": [{"from": "human", "value": "1+1?"}]}, "no answer"),
+    ({"conversations": "1+1?"}, "no text"),
+    ({"conversations": [{"from": "judge", "value": "2"}]}, "unknown role"),
+    ({"conversations": [{"from": ["gpt"], "value": "2"}]}, "unknown role"),
+    ({"conversations": [{"from": "gpt"}]}, "no text"),
+    (b"[", "not JSON"),
     ({"messages": "1+1?"}, "no text"),
     ({"messages": [{"role": "assistant", "content": ["2"]}]}, "no text"),
     ({"messages": [{"role": "assistant", "tool_calls": []}]}, "no text"),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,29 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from model_support import close, copies, on_mesh, parts
 
 from maestro_jax.errors import ConfigError
 from maestro_jax.models import Decoder
 
 TINY = Decoder(vocab_size=32, layers=2, embed=16, heads=4, kv_heads=2, mlp=24, loss_chunk=8)
-RULES = {"vocab": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor"}
-Params = dict[str, Any]
-
-
-@functools.cache
-def parts(config: Decoder) -> tuple[Params, dict[str, Any], Callable[[Params, Any], dict[str, jax.Array]]]:
-    """Returns parameters and their names by path, and a pure function of parameters and batch."""
-    graph, state = nnx.split(config(nnx.Rngs(0)))
-    flat = nnx.to_flat_state(state)
-    params = {"/".join(map(str, path)): param.get_value() for path, param in flat}
-    names = {"/".join(map(str, path)): param.get_metadata("out_sharding") for path, param in flat}
-
-    def apply(params: Params, batch: Any) -> dict[str, jax.Array]:
-        new = nnx.from_flat_state([(path, param.replace(params["/".join(map(str, path))])) for path, param in flat])
-        return nnx.merge(graph, new)(batch)
-
-    return params, names, apply
 
 
 def pack(rows: list[list[int]], length: int) -> dict[str, jax.Array]:
@@ -158,11 +138,8 @@ def test_residuals_hold_no_second_copy_of_a_weight() -> None:
     # No table or activation of these sizes has as many elements as a weight of the layers.
     params, _, apply = parts(dataclasses.replace(TINY, vocab_size=37))
     batch = pack([[1, 2, 0], [3]], 20)
-    shapes = jax.eval_shape(lambda p: jax.vjp(lambda p: apply(p, batch)["cross_entropy"], p)[1], params)
-    sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
     for path in ("layers/attention/query", "layers/attention/key", "layers/mlp/gate", "layers/mlp/down"):
-        same = sum(value.size == params[path].size for value in params.values())
-        assert sizes.count(params[path].size) == same, path
+        assert copies(lambda p: apply(p, batch)["cross_entropy"], params, path) == 0, path
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -171,17 +148,9 @@ def test_tensor_and_fsdp_axes_give_equal_results_and_never_gather(tied: bool) ->
     batch = pack([[1, 2, 0], [3], [4], [0, 0, 0]], 20) | {"key": jnp.array([5, 6], jnp.uint32)}
     both = jax.value_and_grad(lambda p, b: (lambda o: (o["cross_entropy"], o["accuracy"]))(apply(p, b)), has_aux=True)
     wanted = jax.device_get(jax.jit(both)(params, batch))
-    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4])
-    with jax.set_mesh(mesh):
-        specs = {path: PartitionSpec(*(RULES.get(name) for name in names[path])) for path in params}
-        placed = {path: jax.device_put(params[path], NamedSharding(mesh, specs[path])) for path in params}
-        by_rows = {name: PartitionSpec() if name == "key" else PartitionSpec("fsdp") for name in batch}
-        rows = {name: jax.device_put(value, NamedSharding(mesh, by_rows[name])) for name, value in batch.items()}
-        compiled = jax.jit(both).lower(placed, rows).compile()
-        got = jax.device_get(compiled(placed, rows))
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5 * float(np.max(np.abs(b))))
-    assert set(re.findall(r"(all-gather|all-to-all|collective-permute)\(", compiled.as_text() or "all-gather(")) == set()
+    got, collectives = on_mesh(both, params, names, batch)
+    close(got, wanted)
+    assert collectives == set()
 
 
 @pytest.mark.parametrize(

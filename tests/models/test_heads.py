@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maestro_jax.models import next_token_sums
+from maestro_jax.models import masked_sums, next_token_sums
 from maestro_jax.models.heads import cross_entropy_sums
 
 
@@ -47,6 +47,25 @@ def test_correct_counts_masked_hits_and_the_first_of_equal_logits_wins() -> None
     logits = jnp.array([[0.0, 2.0, 2.0], [0.0, 2.0, 2.0], [3.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
     sums = cross_entropy_sums(logits, jnp.array([1, 2, 0, 0]), jnp.array([1.0, 1.0, 0.5, 0.0]))
     assert float(sums["accuracy"]) == 1.5
+
+
+def test_several_masks_give_what_one_at_a_time_gives() -> None:
+    hidden, head, targets, mask = problem(29)
+    masks = {"one": mask, "two": (targets % 2).astype(jnp.float32)}
+    objectives = (("a", "cross_entropy", "one"), ("b", "cross_entropy", "two"), ("hits", "accuracy", "two"))
+
+    def several(hidden: jax.Array, head: jax.Array) -> jax.Array:
+        sums = masked_sums(hidden, head, targets, masks, objectives, chunk=8)
+        return 2.0 * sums["a"] - sums["b"] + sums["hits"]
+
+    def single(hidden: jax.Array, head: jax.Array) -> jax.Array:
+        one, two = (next_token_sums(hidden, head, targets, masks[name], chunk=8) for name in ("one", "two"))
+        return 2.0 * one["cross_entropy"] - two["cross_entropy"] + two["accuracy"]
+
+    (got, gradients), (wanted, wanted_gradients) = (value_and_gradients(f)(hidden, head) for f in (several, single))
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    for a, b in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.max(jnp.abs(b))))
 
 
 def test_masked_tokens_add_nothing_even_with_a_target_outside_of_the_vocabulary() -> None:

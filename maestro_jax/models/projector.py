@@ -1,0 +1,65 @@
+"""A projector: the small MLP that brings rows of one model to the width of another (as in LLaVA, arXiv 2310.03744).
+
+Dimensions: R rows, L length, D width of what comes in, F width inside, E width of what goes out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+from flax import nnx
+
+from ..config import check_fields, configurable
+from .layers import parameter, project
+from .stack import check_positive
+
+
+@configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Projector:
+    """Sizes of an MLP from one width to another: down(gelu(up(x))).
+
+    Args:
+        embed: width of the rows that come in.
+        width: width of the rows that go out.
+        mlp: width inside; `embed` when not given.
+
+    Raises:
+        ConfigError: a size is not positive.
+
+    >>> Projector(embed=6, width=4)(nnx.Rngs(0))(jax.numpy.ones((1, 3, 6))).shape
+    (1, 3, 4)
+    """
+
+    embed: int
+    width: int
+    mlp: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive(self, ("embed", "width", "mlp"), "projector-shape")
+
+    def __call__(self, rngs: nnx.Rngs) -> ProjectorModule:
+        """Builds the module with new parameters."""
+        return ProjectorModule(self, rngs=rngs)
+
+
+class ProjectorModule(nnx.Module):
+    """A projector's parameters and its computation; made by calling a `Projector`.
+
+    Args:
+        config: sizes.
+        rngs: source of the initial parameters ("params").
+    """
+
+    def __init__(self, config: Projector, *, rngs: nnx.Rngs) -> None:
+        inner = config.embed if config.mlp is None else config.mlp
+        self.up = parameter(rngs, (config.embed, inner), ("embed", "mlp"), 1 / math.sqrt(config.embed))
+        self.down = parameter(rngs, (inner, config.width), ("mlp", "embed"), 1 / math.sqrt(inner))
+
+    def __call__(self, x_RLD: jax.Array) -> jax.Array:
+        """Returns [R, L, E] in the dtype of the parameters, whatever that of `x_RLD`."""
+        up_DF = self.up[...]
+        return project(jax.nn.gelu(project(x_RLD.astype(up_DF.dtype), up_DF)), self.down[...])

@@ -23,13 +23,15 @@ ALLOWED_OUTSIDE = {
     "schedules": {"numpy"},
     "meshes": {"numpy", "jax"},
     "models": {"numpy", "jax", "flax", "safetensors"},
+    "drawing": {"rich"},
 }
 ALLOWED_INSIDE = {
     "schedules": {"schedules", "errors"},
     "meshes": {"meshes", "errors"},
     "models": {"models", "errors", "config"},
+    "drawing": {"drawing", "graph"},
 }
-RUNTIME = {"runtime", "trainer", "checkpoint", "train", "plan", "simulate"}
+RUNTIME = {"runtime", "run", "trainer", "checkpoint", "train", "plan", "plan_table", "plan_html", "history", "simulate"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +153,10 @@ def test_meshes_import_jax_only() -> None:
 
 def test_models_import_jax_flax_and_safetensors_only() -> None:
     assert foreign_imports("models") == []
+
+
+def test_drawing_imports_rich_and_graphs_only() -> None:
+    assert foreign_imports("drawing") == []
 
 
 def test_graph_and_data_import_none_of_the_runtime() -> None:

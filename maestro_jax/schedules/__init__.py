@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from .bounds import lower_bound
 from .cutting import Microbatch, cut
 from .loop import DEVICES, Clock, Executor, Progress, run
 from .placement import place
 from .policies import InOrder, Policy, Sequential
 from .tasks import Schedule, Task
+from .wavefront import Wavefront
 from .workload import Cost, EdgeWork, SampleWork, SectionWork, Workload
 
 __all__ = [
@@ -24,8 +26,10 @@ __all__ = [
     "SectionWork",
     "Sequential",
     "Task",
+    "Wavefront",
     "Workload",
     "cut",
+    "lower_bound",
     "place",
     "run",
 ]

@@ -85,12 +85,23 @@ def lead_of(model: Compact) -> int:
 
 def twins_of(model: Compact, lead: int) -> list[bool]:
     """Which sections see the same lengths as the lead through the same buckets, as stages of one model do: they are cut alike."""
-    a = model.sections[lead]
+    return [_alike(model, lead, n) for n in range(len(model.sections))]
+
+
+def same_as(model: Compact) -> list[int]:
+    """Per section, the first one that has the same items, buckets and costs: one cut serves both."""
     found = []
     for n, b in enumerate(model.sections):
-        alike = a.buckets == b.buckets and a.row_length == b.row_length
-        found.append(alike and all(s.units[n] == s.units[lead] and s.count[n] == s.count[lead] for s in model.steps))
+        costs = b.forward, b.backward
+        found.append(next(m for m, a in enumerate(model.sections) if (a.forward, a.backward) == costs and _alike(model, m, n)))
     return found
+
+
+def _alike(model: Compact, first: int, second: int) -> bool:
+    a, b = model.sections[first], model.sections[second]
+    if a.buckets != b.buckets or a.row_length != b.row_length:
+        return False
+    return all(s.units[first] == s.units[second] and s.count[first] == s.count[second] for s in model.steps)
 
 
 def classes_of(model: Compact, lead: int, step: int) -> list[list[int]]:

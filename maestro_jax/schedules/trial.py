@@ -94,7 +94,7 @@ class Trial:
     """
 
     __slots__ = (
-        "arrived", "back_at", "back_left", "busy", "ends", "events", "forward_at", "forward_left", "free", "graph", "held", "held_bytes",
+        "awake", "back_at", "back_left", "busy", "ends", "events", "forward_at", "forward_left", "free", "graph", "held", "held_bytes",
         "load", "model", "next", "now", "ready", "ready_back", "replica", "rules", "size", "started", "store", "todo", "unserved", "updates",
     )  # fmt: skip
 
@@ -117,6 +117,8 @@ class Trial:
         self.load = [0] * replicas
         self.free: list[list[tuple[int, int]]] = [[(0, b + r) for r in range(s.replicas)] for b, s in zip(model.base, model.sections, strict=True)]
         self.busy: set[int] = set()
+        # Sections where something changed that may let a task start. All of them look again when devices are shared.
+        self.awake = [True] * len(model.sections)
         self.held, self.held_bytes = [0] * replicas, [0] * replicas
         self.updates = [0] * replicas
         self.todo = [0] * len(model.steps)
@@ -135,11 +137,13 @@ class Trial:
         """Runs to the end and returns the makespan in nanoseconds; `STUCK` when something is left that can never start."""
         count, size, events = len(self.graph.section), self.size, self.events
         order = range(len(self.model.sections) - 1, -1, -1)
-        free = self.free
+        free, awake, shared = self.free, self.awake, self.model.shares_devices
         while True:
             for n in order:
-                if free[n]:
-                    self._start(n)
+                if awake[n] or shared:
+                    awake[n] = False
+                    if free[n]:
+                        self._start(n)
             if not events:
                 break
             self.now = now = events[0] // size
@@ -167,7 +171,9 @@ class Trial:
         return missing or any(self.todo) or min(self.replica, default=0) < 0
 
     def _free(self, replica: int) -> None:
-        insort(self.free[self.model.section_of[replica]], (self.load[replica], replica))
+        n = self.model.section_of[replica]
+        self.awake[n] = True
+        insort(self.free[n], (self.load[replica], replica))
         if self.model.shares_devices:
             self.busy.difference_update(self.model.devices[replica])
 
@@ -247,7 +253,9 @@ class Trial:
         self.load[r] += graph.forward[m] + (graph.backward[m] if split else 0)
 
     def _release(self, m: int) -> None:
-        r, section = self.replica[m], self.model.sections[self.graph.section[m]]
+        r, n = self.replica[m], self.graph.section[m]
+        self.awake[n] = True
+        section = self.model.sections[n]
         self.held[r] -= self.graph.units[m]
         if section.max_bytes is not None:
             self.held_bytes[r] -= section.bytes_of(self.graph.buckets[m])
@@ -287,6 +295,8 @@ class Trial:
         graph, now, left, at = self.graph, self.now, self.back_left, self.back_at
         self._release(m)
         self.todo[graph.step[m]] -= 1
+        if not self.todo[graph.step[m]]:
+            self.awake[:] = [True] * len(self.awake)
         self.ends[self.replica[m], graph.step[m]] = now
         for p, delay in graph.producers[m]:
             if self.model.runs_backward[graph.section[p]]:
@@ -301,9 +311,12 @@ class Trial:
 
     def _arrive_forward(self, m: int) -> None:
         n = self.graph.section[m]
+        self.awake[n] = True
         insort(self.ready[n], m)
         self.store[n] += self.graph.forward[m]
 
     def _arrive_backward(self, m: int) -> None:
+        n = self.graph.section[m]
+        self.awake[n] = True
         heappush(self.ready_back[self.replica[m]], m)
-        self.store[self.graph.section[m]] += self.graph.backward[m]
+        self.store[n] += self.graph.backward[m]

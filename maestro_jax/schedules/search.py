@@ -29,7 +29,10 @@ SMALL = 64
 DRAWS = 4
 """Moves that may be drawn for each trial: many do not apply or change nothing, which costs next to nothing to see."""
 
-CLOSE = 1.002
+PATIENCE = 120
+"""Trials without a shorter makespan after which a search gives up."""
+
+CLOSE = 1.01
 """Makespan over lower bound at which there is nothing left to look for."""
 
 Ramps = tuple[Ramp, Ramp]
@@ -211,9 +214,10 @@ class Search:
     def _improved(self, best: Candidate) -> Candidate:
         """Random moves, kept where they make the value smaller or hardly larger."""
         now, shortest, trials = best, best, max(self.left, 1)
+        since = self.left
         hottest = HEAT / max(1, sum(len(part.units) for parts in best.parts for part in parts))
         for _ in range(DRAWS * trials):
-            if self.left <= 0 or shortest.makespan <= CLOSE * self.bound:
+            if self.left <= 0 or since - self.left >= PATIENCE or shortest.makespan <= CLOSE * self.bound:
                 break
             wanted = self._moved(now)
             if wanted is None:
@@ -225,7 +229,7 @@ class Search:
             if trial.makespan != STUCK and trial.value <= now.value + heat * shortest.value:
                 now = trial
             if (trial.makespan, trial.value) < (shortest.makespan, shortest.value):
-                shortest = trial
+                shortest, since = trial, self.left
         return shortest
 
     def _pick(self, options: Sequence[T]) -> T:
@@ -263,7 +267,9 @@ class Search:
 def _same_cut(parts: Sequence[tuple[Part, ...]], others: Sequence[tuple[Part, ...]]) -> bool:
     """Whether two cuts put the same items together, in the same buckets and order."""
     for step, other in zip(parts, others, strict=True):
-        if len(step) != len(other) or any(a is not b and (a.where != b.where or a.buckets != b.buckets) for a, b in zip(step, other, strict=True)):
+        if len(step) != len(other) or any(
+            a is not b and (a.where != b.where or a.buckets != b.buckets) for a, b in zip(step, other, strict=True)
+        ):
             return False
     return True
 

@@ -115,7 +115,9 @@ class Trial:
         self.store = [0] * len(model.sections)
         self.next = [graph.starts[0][n] if graph.starts else 0 for n in range(len(model.sections))]
         self.load = [0] * replicas
-        self.free: list[list[tuple[int, int]]] = [[(0, b + r) for r in range(s.replicas)] for b, s in zip(model.base, model.sections, strict=True)]
+        self.free: list[list[tuple[int, int]]] = [
+            [(0, b + r) for r in range(s.replicas)] for b, s in zip(model.base, model.sections, strict=True)
+        ]
         self.busy: set[int] = set()
         # Sections where something changed that may let a task start. All of them look again when devices are shared.
         self.awake = [True] * len(model.sections)
@@ -153,7 +155,8 @@ class Trial:
                 if code < count:
                     self._end_forward(code)
                 elif code < 2 * count:
-                    self._end_backward(code - count)
+                    self._free(self.replica[code - count])
+                    self._end_step(code - count)
                 elif code < 3 * count:
                     self._arrive_forward(code - 2 * count)
                 elif code < 4 * count:
@@ -183,12 +186,18 @@ class Trial:
         shared, trainable = model.shares_devices, model.sections[n].trainable
         waiting, ready, kept = self.free[n], self.ready[n], []
         count, size, events = len(graph.section), self.size, self.events
+        plain = not (model.binding[n] or self.rules.strict)
         for entry in waiting:
             r = entry[1]
             if shared and not self.busy.isdisjoint(model.devices[r]):
                 kept.append(entry)
                 continue
-            m = self._forward(n, r) if ready else -1
+            if not ready:
+                m = -1
+            elif plain:
+                m = ready[0] if not trainable or graph.step[ready[0]] <= self.updates[r] else -1
+            else:
+                m = self._forward(n, r)
             back = self.ready_back[r]
             if back and (m < 0 or not self._starves(n, m, back[0])):
                 m = heappop(back)
@@ -209,6 +218,9 @@ class Trial:
             if self.started is not None:
                 self.started.append((now, kind, m, r))
         self.free[n] = kept
+        if self.rules.strict and 0 < len(kept) < len(waiting):
+            # Another forward is the next one now, and may fit where the one before it did not.
+            self._start(n)
 
     def _forward(self, n: int, r: int) -> int:
         """The first forward that may start on a replica, or -1."""
@@ -226,8 +238,6 @@ class Trial:
                 fits = self.held_bytes[r] + section.bytes_of(graph.buckets[m]) <= section.max_bytes
             if fits:
                 return m
-            if self.rules.strict:
-                return -1
         return -1
 
     def _starves(self, n: int, m: int, back: int) -> bool:
@@ -246,14 +256,18 @@ class Trial:
         self.next[n] = m + 1
         self.store[n] -= graph.forward[m]
         self.replica[m] = r
-        self.held[r] += graph.units[m]
-        if self.model.sections[n].max_bytes is not None:
-            self.held_bytes[r] += self.model.sections[n].bytes_of(graph.buckets[m])
+        if self.model.binding[n]:
+            self.held[r] += graph.units[m]
+            if self.model.sections[n].max_bytes is not None:
+                self.held_bytes[r] += self.model.sections[n].bytes_of(graph.buckets[m])
         split = self.model.runs_backward[n] and not graph.fused[m]
         self.load[r] += graph.forward[m] + (graph.backward[m] if split else 0)
 
     def _release(self, m: int) -> None:
+        """Frees what a micro-batch holds, where that can matter."""
         r, n = self.replica[m], self.graph.section[m]
+        if not self.model.binding[n]:
+            return
         self.awake[n] = True
         section = self.model.sections[n]
         self.held[r] -= self.graph.units[m]
@@ -285,10 +299,6 @@ class Trial:
             self.back_left[m] -= 1
         elif not graph.consumers[m]:
             self._release(m)
-
-    def _end_backward(self, m: int) -> None:
-        self._free(self.replica[m])
-        self._end_step(m)
 
     def _end_step(self, m: int) -> None:
         """The backward of a micro-batch has ended, alone or with its forward: tells producers."""

@@ -105,8 +105,15 @@ def _link(edge: EdgeWork, number: dict[str, int]) -> Link:
 
 
 def _step_items(samples: Sequence[SampleWork], names: Sequence[str], links: Iterable[Link]) -> StepItems:
-    size = len(names)
-    made = StepItems(len(samples), *([[] for _ in range(size)] for _ in range(5)), [])
+    made = StepItems(
+        samples=len(samples),
+        first=[[] for _ in names],
+        count=[[] for _ in names],
+        units=[[] for _ in names],
+        pieces=[[] for _ in names],
+        totals=[[] for _ in names],
+        dependent=[],
+    )
     for sample in samples:
         for n, name in enumerate(names):
             units = sample.items.get(name, ())

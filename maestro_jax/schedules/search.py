@@ -266,12 +266,11 @@ class Search:
 
 def _same_cut(parts: Sequence[tuple[Part, ...]], others: Sequence[tuple[Part, ...]]) -> bool:
     """Whether two cuts put the same items together, in the same buckets and order."""
-    for step, other in zip(parts, others, strict=True):
-        if len(step) != len(other) or any(
-            a is not b and (a.where != b.where or a.buckets != b.buckets) for a, b in zip(step, other, strict=True)
-        ):
-            return False
-    return True
+
+    def same(a: Part, b: Part) -> bool:
+        return a is b or (a.where == b.where and a.buckets == b.buckets)
+
+    return all(len(step) == len(other) and all(map(same, step, other)) for step, other in zip(parts, others, strict=True))
 
 
 def _with(pair: Ramps, which: int, field: str, value: Any) -> Ramps:

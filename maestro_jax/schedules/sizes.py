@@ -114,7 +114,7 @@ def classes_of(model: Compact, lead: int, step: int) -> list[list[int]]:
     found: dict[tuple[int, ...], list[int]] = {}
     for sample in range(items.samples):
         found.setdefault(tuple(n for n in range(len(model.sections)) if items.count[n][sample]), []).append(sample)
-    tails = {signature: sum(map(lambda s: _tail(model, lead, step, s), samples)) / len(samples) for signature, samples in found.items()}
+    tails = {signature: sum(_tail(model, lead, step, s) for s in samples) / len(samples) for signature, samples in found.items()}
     return [found[signature] for signature in sorted(found, key=lambda x: (-tails[x], x))]
 
 

@@ -93,10 +93,13 @@ class Trial:
         record: whether to keep what was started, as `started`.
     """
 
+    # fmt: off
     __slots__ = (
-        "awake", "back_at", "back_left", "busy", "ends", "events", "forward_at", "forward_left", "free", "graph", "held", "held_bytes",
-        "load", "model", "next", "now", "ready", "ready_back", "replica", "rules", "size", "started", "store", "todo", "unserved", "updates",
-    )  # fmt: skip
+        "awake", "back_at", "back_left", "busy", "ends", "events", "forward_at", "forward_left", "free", "graph", "held",
+        "held_bytes", "load", "model", "next", "now", "ready", "ready_back", "replica", "rules", "size", "started", "store",
+        "todo", "unserved", "updates",
+    )
+    # fmt: on
 
     def __init__(self, model: Compact, graph: Graph, rules: Rules, record: bool = False) -> None:
         self.model, self.graph, self.rules = model, graph, rules
@@ -115,9 +118,10 @@ class Trial:
         self.store = [0] * len(model.sections)
         self.next = [graph.starts[0][n] if graph.starts else 0 for n in range(len(model.sections))]
         self.load = [0] * replicas
-        self.free: list[list[tuple[int, int]]] = [
-            [(0, b + r) for r in range(s.replicas)] for b, s in zip(model.base, model.sections, strict=True)
-        ]
+        # Replicas without a task, per section, by (nanoseconds of work that they have taken on, number).
+        self.free: list[list[tuple[int, int]]] = [[] for _ in model.sections]
+        for replica, n in enumerate(model.section_of):
+            self.free[n].append((0, replica))
         self.busy: set[int] = set()
         # Sections where something changed that may let a task start. All of them look again when devices are shared.
         self.awake = [True] * len(model.sections)

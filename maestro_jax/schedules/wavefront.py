@@ -16,10 +16,10 @@ from .loop import Clock, Progress, run
 from .policies import InOrder, in_order, replay
 from .search import Candidate, Search
 from .tasks import Schedule, Task
-from .trial import Graph, Trial
+from .trial import Graph, Start, Trial
 from .workload import Workload
 
-BASE, PER_SAMPLE = 2500, 420
+BASE, PER_SAMPLE = 2000, 420
 """Microseconds of a search at an effort of 1, on a core that needs as long for a trial as `_trials` says."""
 
 
@@ -106,7 +106,7 @@ def _microbatches(model: Compact, found: Candidate) -> list[Microbatch]:
     return made
 
 
-def _task(model: Compact, microbatches: Sequence[Microbatch], start: tuple[int, str, int, int]) -> Task:
+def _task(model: Compact, microbatches: Sequence[Microbatch], start: Start) -> Task:
     now, kind, number, replica = start
     section = model.section_of[replica]
     name, own = model.names[section], replica - model.base[section]
@@ -124,7 +124,7 @@ def _trials(model: Compact, effort: float) -> int:
     for n, section in enumerate(model.sections):
         full = sum(-(-model.total(n, t) // section.buckets[-1]) for t in range(len(model.steps)))
         tasks += full * (2 if model.runs_backward[n] else 1) + section.replicas * len(model.steps)
-    return max(1, int(effort * (BASE + PER_SAMPLE * samples) / (40 + 0.25 * items + 3 * tasks)))
+    return max(1, int(effort * (BASE + PER_SAMPLE * samples) / (40 + 0.25 * items + 4 * tasks)))
 
 
 def _in_order(workload: Workload) -> Schedule:

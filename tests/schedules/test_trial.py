@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
-import pytest
 import workload_support as support
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from workload_support import judged, section, work
+from workload_support import judged
 
-from maestro_jax.schedules import Clock, EdgeWork, InOrder, Progress, Schedule, Wavefront, Workload, run
+from maestro_jax.schedules import Workload
 from maestro_jax.schedules.compact import Compact
-from maestro_jax.schedules.parts import cut_section, cut_together, pairs_of, within_fans
-from maestro_jax.schedules.policies import replay
 from maestro_jax.schedules.search import Candidate, Search
 from maestro_jax.schedules.trial import FED, STUCK, Graph, Rules, Trial
 from maestro_jax.schedules.wavefront import replayed

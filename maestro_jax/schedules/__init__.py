@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .bounds import lower_bound
 from .cutting import Microbatch, cut
+from .lockstep import Lockstep
 from .loop import DEVICES, Clock, Executor, Progress, run
 from .placement import place
 from .policies import InOrder, Policy, Sequential
@@ -18,6 +19,7 @@ __all__ = [
     "EdgeWork",
     "Executor",
     "InOrder",
+    "Lockstep",
     "Microbatch",
     "Policy",
     "Progress",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .bounds import lower_bound
 from .cutting import Microbatch, cut
+from .gap import Gap, gap_of
 from .lockstep import Lockstep
 from .loop import DEVICES, Clock, Executor, Progress, run
 from .placement import place
@@ -18,6 +19,7 @@ __all__ = [
     "Cost",
     "EdgeWork",
     "Executor",
+    "Gap",
     "InOrder",
     "Lockstep",
     "Microbatch",
@@ -31,6 +33,7 @@ __all__ = [
     "Wavefront",
     "Workload",
     "cut",
+    "gap_of",
     "lower_bound",
     "place",
     "run",

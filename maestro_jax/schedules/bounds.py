@@ -28,7 +28,7 @@ def lower_bound(workload: Workload) -> int:
     """
     steps, total, area = 0, dict.fromkeys(workload.order, 0), 0
     for number, samples in enumerate(workload.steps):
-        loads = {name: _load(workload, name, samples) for name in workload.order}
+        loads = {name: load_of(workload, name, samples) for name in workload.order}
         steps += _step(workload, number, samples, loads)
         for name, load in loads.items():
             total[name] += load
@@ -37,7 +37,7 @@ def lower_bound(workload: Workload) -> int:
     return max(steps + update, max(total.values(), default=0), area // _devices(workload) if _shares(workload) else 0)
 
 
-def _load(workload: Workload, name: str, samples: tuple[SampleWork, ...]) -> int:
+def load_of(workload: Workload, name: str, samples: tuple[SampleWork, ...]) -> int:
     """Nanoseconds of each replica when a section's items fill its largest micro-batches and are spread evenly."""
     section = workload.sections[name]
     items = [u for sample in samples for u in sample.items.get(name, ())]

@@ -35,7 +35,10 @@ def test_never_stuck_where_in_order_is_not(workload: Workload) -> None:
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_replicas_start_their_micro_batches_together(kind: str) -> None:
-    sections = {"a": section(replicas=2, buckets=(16,), forward=Cost(per_unit_squared=100), backward=Cost(per_unit_squared=100)), "b": section()}
+    sections = {
+        "a": section(replicas=2, buckets=(16,), forward=Cost(per_unit_squared=100), backward=Cost(per_unit_squared=100)),
+        "b": section(),
+    }
     items = [{"a": (n,), "b": (8,)} for n in (16, 9, 9, 16, 12, 16)]
     first, second = rounds(Lockstep().schedule(work(sections, ["a b"], items)), "a", kind)
     assert len(first) == 3

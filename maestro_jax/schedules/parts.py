@@ -65,7 +65,7 @@ class _Filler:
                 return [*rows[:n], filled + unit, *rows[n + 1 :]]
         return [*rows, unit] if (len(rows) + 1) * self.row <= capacity else None
 
-    def tried(self, items: Sequence[int], new: bool) -> tuple[list[list[int]], list[int], int]:
+    def tried(self, items: Sequence[int], new: bool, large: bool = False) -> tuple[list[list[int]], list[int], int]:
         """Groups of items by micro-batch: the first goes to the open one, every other to a new one; and rows and capacity after."""
         groups: list[list[int]] = [[]]
         rows, capacity, made = self.rows, self.capacity, len(self.items)
@@ -76,14 +76,25 @@ class _Filler:
             if filled is None:
                 is_open = True
                 groups.append([])
-                capacity = self.sizes[made] if made < len(self.sizes) else self.buckets[-1]
+                capacity = self.sizes[made] if made < len(self.sizes) and not large else self.buckets[-1]
                 made += 1
-                least = self.row or unit
-                capacity = max(capacity, self.buckets[bisect_left(self.buckets, least)])
+                if capacity < unit:
+                    capacity = self.buckets[bisect_left(self.buckets, unit)]
                 filled = [unit]
             groups[-1].append(item)
             rows = filled
         return groups, rows, capacity
+
+    def room(self, items: Sequence[int]) -> list[int] | None:
+        """The filled rows with all of some items added to the open micro-batch, or None where they do not fit there."""
+        if not self.is_open:
+            return None
+        rows: list[int] | None = self.rows
+        for item in items:
+            rows = self.fits(rows, self.capacity, self.units[item])
+            if rows is None:
+                return None
+        return rows
 
     def take(self, groups: list[list[int]], rows: list[int], capacity: int) -> None:
         """Makes what was tried real."""
@@ -104,11 +115,7 @@ def cut_section(model: Compact, step: int, section: int, order: Sequence[int], s
     work, units = model.sections[section], items.units[section]
     first, count = items.first[section], items.count[section]
     if work.row_length is not None:
-        filler = _Filler(work, units, sizes)
-        for sample in order:
-            if count[sample]:
-                filler.take(*filler.tried(range(first[sample], first[sample] + count[sample]), new=False))
-        return _part(work, units, filler.items)
+        return _part(work, units, _in_rows(work, units, sizes, [i for s in order for i in range(first[s], first[s] + count[s])]))
     buckets = work.buckets
     top, known = buckets[-1], len(sizes)
     made: list[list[int]] = []
@@ -130,6 +137,28 @@ def cut_section(model: Compact, step: int, section: int, order: Sequence[int], s
     if current:
         made.append(current)
     return _part(work, units, made)
+
+
+def _in_rows(work: SectionWork, units: list[int], sizes: Sizes, items: Sequence[int]) -> list[list[int]]:
+    """Fills micro-batches whose rows no item may straddle, by first fit."""
+    row, top = work.row_length or work.buckets[-1], work.buckets[-1]
+    made: list[list[int]] = []
+    rows: list[int] = []
+    capacity = 0
+    for item in items:
+        unit = units[item]
+        for n, filled in enumerate(rows):
+            if filled + unit <= row:
+                rows[n] += unit
+                break
+        else:
+            if (len(rows) + 1) * row > capacity:
+                capacity = sizes[len(made)] if len(made) < len(sizes) else top
+                rows = []
+                made.append([])
+            rows.append(unit)
+        made[-1].append(item)
+    return made
 
 
 def pairs_of(model: Compact, step: int, parts: Sequence[Part], link: int) -> Pairs:
@@ -171,12 +200,13 @@ def cut_together(model: Compact, step: int, order: Sequence[int], sizes: Sequenc
     fans = _Fans(model.links)
     for sample in order:
         active = [n for n in range(len(fillers)) if items.count[n][sample]]
+        ranges = [range(items.first[n][sample], items.first[n][sample] + items.count[n][sample]) for n in active]
+        if _joined([fillers[n] for n in active], ranges, active, fans):
+            continue
         new: set[int] = set()
+        large = False
         while True:
-            tried = {}
-            for n in active:
-                a = items.first[n][sample]
-                tried[n] = fillers[n].tried(range(a, a + items.count[n][sample]), n in new)
+            tried = {n: fillers[n].tried(found, n in new, large) for n, found in zip(active, ranges, strict=True)}
             if aligned and not new and any(len(groups) > 1 for groups, _, _ in tried.values()):
                 new = set(range(len(fillers)))
                 continue
@@ -185,7 +215,11 @@ def cut_together(model: Compact, step: int, order: Sequence[int], sizes: Sequenc
             if not crowded:
                 break
             if new.issuperset(active):
-                return None
+                if large:
+                    return None
+                # Its items lie in too many micro-batches of the sizes that are wanted: as few as there can be, then.
+                large = True
+                continue
             # As in `cutting`: where a crowded section has a new micro-batch already, the other end may need one.
             new |= set(active) if crowded <= new else crowded
         if aligned and new:
@@ -195,6 +229,22 @@ def cut_together(model: Compact, step: int, order: Sequence[int], sizes: Sequenc
         for n in active:
             fillers[n].take(*tried[n])
     return [_part(f.work, f.units, f.items) for f in fillers]
+
+
+def _joined(fillers: Sequence[_Filler], ranges: Sequence[range], active: Sequence[int], fans: _Fans) -> bool:
+    """Adds a sample to the micro-batches that are open, where they have room and depend on each other already: most samples."""
+    rows = []
+    for filler, items in zip(fillers, ranges, strict=True):
+        found = filler.room(items)
+        if found is None:
+            return False
+        rows.append(found)
+    if not fans.known({n: len(filler.items) - 1 for n, filler in zip(active, fillers, strict=True)}):
+        return False
+    for filler, items, found in zip(fillers, ranges, rows, strict=True):
+        filler.items[-1] += items
+        filler.rows = found
+    return True
 
 
 class _Fans:
@@ -215,6 +265,14 @@ class _Fans:
             if link.fan_in is not None and _over(link.fan_in, fed, [(b, a) for a, b in new]):
                 found.add(link.consumer)
         return found
+
+    def known(self, numbers: dict[int, int]) -> bool:
+        """Whether micro-batches, one of each section that a sample visits, all depend on each other already."""
+        for link, feeds in zip(self.links, self.feeds, strict=True):
+            a, b = numbers.get(link.producer), numbers.get(link.consumer)
+            if a is not None and b is not None and b not in feeds.get(a, ()):
+                return False
+        return True
 
     def add(self, used: dict[int, list[int]]) -> None:
         for link, feeds, fed in zip(self.links, self.feeds, self.fed, strict=True):

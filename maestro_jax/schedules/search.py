@@ -29,6 +29,12 @@ SMALL = 64
 DRAWS = 4
 """Moves that may be drawn for each trial: many do not apply or change nothing, which costs next to nothing to see."""
 
+RULES = 0.8
+"""Most of the trials that rules may take, as a share: moves get the others."""
+
+TOGETHER = 2
+"""Trials that a cut of all sections together counts for, beside its own: it takes that much longer."""
+
 PATIENCE = 120
 """Trials without a shorter makespan after which a search gives up."""
 
@@ -120,7 +126,7 @@ class Search:
 
     def _cut(self, t: int, wanted: Candidate, base: Candidate | None) -> tuple[tuple[Part, ...], tuple[Pairs, ...]]:
         model, order, sizes = self.model, wanted.orders[t], wanted.sizes[t]
-        same = base is not None and order is base.orders[t] and wanted.aligned == base.aligned
+        same = base is not None and base.parts[t] != () and order is base.orders[t] and wanted.aligned == base.aligned
         if base is not None and same and sizes == base.sizes[t]:
             return base.parts[t], base.pairs[t]
         if not wanted.aligned:
@@ -134,12 +140,13 @@ class Search:
                     made.append(cut_section(model, t, n, order, sizes[n]))
             pairs = []
             for n, link in enumerate(model.links):
-                if base is not None and all(made[end] is base.parts[t][end] for end in (link.producer, link.consumer)):
+                if base is not None and base.parts[t] and all(made[end] is base.parts[t][end] for end in (link.producer, link.consumer)):
                     pairs.append(base.pairs[t][n])
                 else:
                     pairs.append(pairs_of(model, t, made, n))
             if not model.has_fans or within_fans(model, pairs):
                 return tuple(made), tuple(pairs)
+        self.left -= TOGETHER
         together = cut_together(model, t, order, sizes, wanted.aligned)
         if together is None:
             return (), ()
@@ -159,6 +166,11 @@ class Search:
         ramps: list[Ramps] = [(flat, flat) for _ in steps]
         hungry = Rules(hunger=(FED,) * len(self.model.sections))
         best = self.tried(self._ramped(ramps, hungry, None))
+        arrival = tuple(tuple(range(step.samples)) for step in self.model.steps)
+        full = tuple(((),) * len(self.model.sections) for _ in steps)
+        best = self._better(best, self.tried(Candidate(arrival, full, hungry)))
+        # Moves get what is left.
+        enough = self.left * (1 - RULES)
         for t in steps:
             known: set[Ramps] = {ramps[t]}
             # A small step is cut in few ways, which moves find sooner than ramps do.
@@ -166,7 +178,7 @@ class Search:
             for stage in (_flat(top),) if small else (_pairs_of_ramps(top), _other_fields(top), _other_fields(top)):
                 for change in stage:
                     pair = change(ramps[t])
-                    if pair in known or self.left <= 0:
+                    if pair in known or self.left <= enough:
                         continue
                     known.add(pair)
                     trial = self.tried(self._ramped([*ramps[:t], pair, *ramps[t + 1 :]], best.rules, best, t), best)

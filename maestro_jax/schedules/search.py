@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from .compact import Compact
 from .moves import moved_order, moved_sizes
 from .parts import Pairs, Part, Sizes, cut_section, cut_together, pairs_of, within_fans
-from .sizes import Packer, Ramp, classes_of, lead_of, same_as, sizes_of, twins_of, upstream_first
+from .sizes import Packer, Ramp, classes_of, lead_of, same_as, sizes_of, twins_of
 from .trial import FED, STUCK, Graph, Rules, Trial
 
 ENDS = 0.3
@@ -36,7 +36,7 @@ TOGETHER = 2
 """Trials that a cut of all sections together counts for, beside its own: it takes that much longer."""
 
 PATIENCE = 120
-"""Trials without a shorter makespan after which a search gives up."""
+"""Trials without a shorter makespan after which a search gives up, or a third of all trials where that is more."""
 
 CLOSE = 1.01
 """Makespan over lower bound at which there is nothing left to look for."""
@@ -92,9 +92,8 @@ class Search:
         self.same = same_as(model)
         self.random = random.Random(seed)
         classes = [classes_of(model, self.lead, t) for t in range(len(model.steps))]
-        largest = model.sections[self.lead].buckets[-1]
+        largest = model.sections[self.lead].row_length or model.sections[self.lead].buckets[-1]
         self.packers = [Packer(step.totals[self.lead], found, largest) for step, found in zip(model.steps, classes, strict=True)]
-        self.by_tail = [tuple(upstream_first(model, self.lead, t, found)) for t, found in enumerate(classes)]
 
     def run(self) -> Candidate | None:
         """Returns the best candidate, or None where none of them runs to its end."""
@@ -155,6 +154,11 @@ class Search:
     def _possible(self, found: Candidate) -> bool:
         return all(len(parts) == len(self.model.sections) for parts in found.parts)
 
+    def _packed(self, t: int, sizes: Sizes) -> tuple[int, ...]:
+        """An order of a step's samples that fills the lead's micro-batches, row by row where items may not straddle rows."""
+        row = self.model.sections[self.lead].row_length
+        return self.packers[t].order(sizes if row is None else tuple(row for size in sizes for _ in range(size // row)))
+
     # -- by rule
 
     def _by_rule(self) -> Candidate:
@@ -187,10 +191,6 @@ class Search:
         for hunger in (0.0, 1.0):
             rules = Rules(hunger=(hunger,) * len(self.model.sections))
             best = self._better(best, self.tried(dataclasses.replace(best, rules=rules), best))
-        for t in steps:
-            if len(self.by_tail[t]) > 1:
-                orders = (*best.orders[:t], self.by_tail[t], *best.orders[t + 1 :])
-                best = self._better(best, self.tried(dataclasses.replace(best, orders=orders), best))
         return best
 
     @staticmethod
@@ -206,7 +206,7 @@ class Search:
                 sizes.append(base.sizes[t])
                 continue
             found = tuple(sizes_of(self.model, n, t, lead if twin else other, twin) for n, twin in enumerate(self.twins))
-            orders.append(self.packers[t].order(found[self.lead]))
+            orders.append(self._packed(t, found[self.lead]))
             sizes.append(found)
         return Candidate(tuple(orders), tuple(sizes), rules)
 
@@ -226,10 +226,10 @@ class Search:
     def _improved(self, best: Candidate) -> Candidate:
         """Random moves, kept where they make the value smaller or hardly larger."""
         now, shortest, trials = best, best, max(self.left, 1)
-        since = self.left
+        since, patience = self.left, max(PATIENCE, trials // 3)
         hottest = HEAT / max(1, sum(len(part.units) for parts in best.parts for part in parts))
         for _ in range(DRAWS * trials):
-            if self.left <= 0 or since - self.left >= PATIENCE or shortest.makespan <= CLOSE * self.bound:
+            if self.left <= 0 or since - self.left >= patience or shortest.makespan <= CLOSE * self.bound:
                 break
             wanted = self._moved(now)
             if wanted is None:
@@ -272,7 +272,7 @@ class Search:
         found = tuple(sizes if m in alike else old for m, old in enumerate(now.sizes[t]))
         orders = now.orders
         if self.lead in alike and not now.aligned and (samples > SMALL or self.random.random() < 0.5):
-            orders = (*orders[:t], self.packers[t].order(sizes), *orders[t + 1 :])
+            orders = (*orders[:t], self._packed(t, sizes), *orders[t + 1 :])
         return dataclasses.replace(now, orders=orders, sizes=(*now.sizes[:t], found, *now.sizes[t + 1 :]))
 
 

@@ -124,11 +124,6 @@ def _tail(model: Compact, lead: int, step: int, sample: int) -> int:
     return sum(s.backward.per_unit * totals[n][sample] for n, s in enumerate(model.sections) if n != lead and model.runs_backward[n])
 
 
-def upstream_first(model: Compact, lead: int, step: int, classes: Sequence[Sequence[int]]) -> list[int]:
-    """The samples of each class, those with most backward work outside the lead first."""
-    return [s for samples in classes for s in sorted(samples, key=lambda s: (-_tail(model, lead, step, s), s))]
-
-
 class Packer:
     """Orders samples so that the lead's micro-batches of given sizes are full.
 

@@ -19,8 +19,8 @@ from .tasks import Schedule, Task
 from .trial import Graph, Start, Trial
 from .workload import Workload
 
-BASE, PER_SAMPLE = 2000, 420
-"""Microseconds of a search at an effort of 1, on a core that needs as long for a trial as `_trials` says."""
+PER_SAMPLE = 420
+"""Microseconds of a search for each sample at an effort of 1, on a core that needs as long for a trial as `_trials` says."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def _trials(model: Compact, effort: float) -> int:
     for n, section in enumerate(model.sections):
         full = sum(-(-model.total(n, t) // section.buckets[-1]) for t in range(len(model.steps)))
         tasks += full * (2 if model.runs_backward[n] else 1) + section.replicas * len(model.steps)
-    return max(1, int(effort * (BASE + PER_SAMPLE * samples) / (40 + 0.25 * items + 4 * tasks)))
+    return max(1, int(effort * PER_SAMPLE * samples / (40 + 0.25 * items + 4 * tasks)))
 
 
 def _in_order(workload: Workload) -> Schedule:

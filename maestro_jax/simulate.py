@@ -139,7 +139,13 @@ def table(found: Sequence[Simulation]) -> str:
     sections = list(found[0].utilization)
     header = ["policy", "makespan", "ratio", *sections, "scheduling"]
     rows = [
-        [s.policy, _time(s.schedule.makespan), f"{s.ratio:.3f}", *(f"{s.utilization[n]:.0%}" for n in sections), f"{s.scheduling_seconds:.3f} s"]
+        [
+            s.policy,
+            _time(s.schedule.makespan),
+            f"{s.ratio:.3f}",
+            *(f"{s.utilization[n]:.0%}" for n in sections),
+            f"{s.scheduling_seconds:.3f} s",
+        ]
         for s in found
     ]
     widths = [max(len(row[n]) for row in [header, *rows]) for n in range(len(header))]

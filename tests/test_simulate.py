@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from workload_support import FOLDER, JUDGE, raw_file
 
-from maestro_jax.simulate import POLICIES, main
+from maestro_jax.simulate import main
+from maestro_jax.simulation import POLICIES
 
 TINY = str(FOLDER / "workloads" / "mllm_tiny_batch.json")
 

@@ -31,7 +31,7 @@ def workload(samples: int, seed: int = 0) -> Workload:
     random = np.random.default_rng(seed)
     made = []
     for number in range(samples):
-        items = {"llm": (int(min(2048, 64 + random.lognormal(5.5, 0.8))),)}
+        items: dict[str, tuple[int, ...]] = {"llm": (int(min(2048, 64 + random.lognormal(5.5, 0.8))),)}
         if random.random() < 0.5:
             items["vision"] = tuple(int(min(1024, 32 + random.lognormal(4.5, 0.8))) for _ in range(1 + random.geometric(0.5)))
         made.append(SampleWork(id=number, items=items))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from . import data, distill, graph, models, optimizers, trainer
 from .config import configurable
-from .schedules import InOrder, Sequential
+from .schedules import InOrder, Lockstep, Sequential, Wavefront
 
 # The schedules know nothing of configuration (they import neither JAX nor the rest), so their policies are registered here.
-configurable("InOrder")(InOrder)
-configurable("Sequential")(Sequential)
+for _policy in (Wavefront, InOrder, Lockstep, Sequential):
+    configurable(_policy.__name__)(_policy)
 
-__all__ = ["InOrder", "Sequential", "data", "distill", "graph", "models", "optimizers", "trainer"]
+__all__ = ["data", "distill", "graph", "models", "optimizers", "trainer"]

@@ -36,7 +36,7 @@ from .runtime.compile import Progress
 from .runtime.costs import counted_costs
 from .runtime.memory import MemoryUse, memory_use, predict_bucket_bytes, predict_memory
 from .runtime.snapshot import snapshot_shapes
-from .schedules import InOrder, Policy, Workload
+from .schedules import Policy, Wavefront, Workload
 from .terminal import Terminal
 from .training import Training
 from .verification import verify_run
@@ -100,7 +100,7 @@ class Trainer:
     seed: int = 0
     optimizer: Any = dataclasses.field(default_factory=AdamW)
     clip_norm: float | None = 1.0
-    policy: Policy = dataclasses.field(default_factory=InOrder)
+    policy: Policy = dataclasses.field(default_factory=Wavefront)
     costs: Literal["counted", "measured"] = "counted"
     run_ahead: int = 4
     evaluate_every: int = 0
@@ -122,7 +122,7 @@ class Trainer:
         check_fields(self)
         if not isinstance(self.data, Dataset):
             self._needs("data", "load", "a Dataset, or a data source with a method load()")
-        self._needs("policy", "schedule", "a policy such as InOrder(), with a method schedule()")
+        self._needs("policy", "schedule", "a policy such as Wavefront(), with a method schedule()")
         if self.steps and not any(s.trainable for s in self.graph.sections):
             self._refuse("steps", "0, which evaluates: no section of the graph is trainable", str(self.steps))
         if self.seed >= 2**63:

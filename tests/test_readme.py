@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from maestro_jax.data import tokenizer
+from maestro_jax.simulate import main as simulate
 from maestro_jax.train import main
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +52,9 @@ def test_every_command_line_of_the_readme_is_understood(
     assert len(commands) >= 10
     for command in commands:
         module, *flags = shlex.split(command.split("  #")[0])[2:]
-        if module == "maestro_jax.data.tokenizer":
+        if module == "maestro_jax.simulate":
+            assert simulate(flags) == 0
+        elif module == "maestro_jax.data.tokenizer":
             tokenizer.main(flags)
             assert (tmp_path / "my" / "tokenizer.json").exists()
         elif "--gin.teacher_weights=runs/teacher/weights/teacher.safetensors" in flags:

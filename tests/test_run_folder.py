@@ -1,12 +1,13 @@
-"""A run folder holds one run, loses nothing, and writes whole files and valid JSON."""
+"""A run folder holds one run, loses nothing, lets one process in, and writes whole files and valid JSON."""
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ import pytest
 from maestro_jax.errors import CheckpointError
 from maestro_jax.run_folder import RunFolder, default_folder
 
+ROOT = Path(__file__).parent.parent
+
 
 def files(path: Path) -> dict[str, str]:
-    """Every file below a folder with its text."""
-    return {file.relative_to(path).as_posix(): file.read_text() for file in sorted(path.rglob("*")) if file.is_file()}
+    """Every file below a folder with its text, but for the lock."""
+    found = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != ".lock"]
+    return {file.relative_to(path).as_posix(): file.read_text() for file in found}
 
 
 def finished(path: Path, text: str = "steps = 1\n") -> None:
@@ -31,6 +35,15 @@ def finished(path: Path, text: str = "steps = 1\n") -> None:
     folder.append({"step": 1})
     folder.path_of("weights").mkdir()
     (folder.path_of("weights") / "student.safetensors").write_text(text)
+    folder.close()
+
+
+def another_process(path: Path, then: str = "") -> subprocess.CompletedProcess[str]:
+    """Opens the folder in a process of its own, and runs a line there."""
+    # Without the rest of the package, which takes seconds to import.
+    program = f"from maestro_jax.run_folder import RunFolder\nfolder = RunFolder({str(path)!r})\n{then}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
 
 
 def test_folder_is_made_with_those_above_it(tmp_path: Path) -> None:
@@ -116,7 +129,7 @@ def test_environment_says_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder.write_env({"corpus": "sha256:abc", "processes": np.int64(3)})
     env = json.loads(folder.path_of("env.json").read_text())
     assert env["versions"]["jax"] == jax.__version__
-    assert set(env["versions"]) == {"maestro_jax", "jax", "jaxlib", "flax", "optax", "numpy"}
+    assert set(env["versions"]) == {"maestro_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"}
     assert env["devices"] == {"count": jax.device_count(), "kinds": {"cpu": jax.device_count()}}
     assert (env["xla_flags"], env["corpus"], env["processes"]) == ("--xla_flag", "sha256:abc", 3)
 
@@ -137,20 +150,61 @@ def test_environment_needs_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads(folder.path_of("env.json").read_text())["commits"] == {"maestro_jax": None, "working_folder": None}
 
 
-def test_second_run_in_a_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.quick
+def test_a_run_that_lies_in_the_folder_is_kept_for_going_on(tmp_path: Path) -> None:
+    assert not RunFolder(tmp_path / "new").holds_run
     finished(tmp_path / "run")
     before = files(tmp_path)
-    with pytest.raises(CheckpointError) as caught:
-        RunFolder(tmp_path / "run", set_by="--workdir")
-    assert str(caught.value) == (
-        f"the folder '{tmp_path}/run' holds a run already.\n"
-        "  wanted   a folder without metrics.jsonl\n"
-        "  have     metrics.jsonl of 12 bytes\n"
-        "  set by   --workdir\n"
-        "  fix      choose another folder, or restart (restart=True, --restart), which moves the earlier run into previous-1 in it\n"
-        "  help     docs/errors.md#run-folder-in-use"
-    )
+    folder = RunFolder(tmp_path / "run")
+    assert folder.holds_run
+    assert folder.config() == "steps = 1\n"
     assert files(tmp_path) == before
+
+
+def test_going_on_takes_back_what_came_after_the_step(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_config("same")
+    for step in (1, 2, 3):
+        folder.append({"step": step})
+        folder.append({"step": step, "heldout": {}}, name="evaluations.jsonl")
+    folder.go_on(2, "same")
+    found = files(tmp_path)
+    assert found["metrics.jsonl"] == '{"step": 1}\n{"step": 2}\n'
+    assert found["evaluations.jsonl"] == '{"step": 1, "heldout": {}}\n{"step": 2, "heldout": {}}\n'
+    assert set(found) == {"metrics.jsonl", "evaluations.jsonl", "config.gin"}
+
+
+@pytest.mark.parametrize("rest", [b'{"step": 2, "los', b'{"step": 2', b"\0\0\0", b"\xff\xfe", b"\n"])
+def test_half_a_line_of_a_killed_process_is_removed(tmp_path: Path, rest: bytes) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append({"step": 1})
+    with folder.path_of("metrics.jsonl").open("ab") as file:
+        file.write(rest)
+    folder.go_on(9, "")
+    folder.append({"step": 2})
+    assert files(tmp_path)["metrics.jsonl"] == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_what_describes_the_earlier_part_is_kept_where_the_configuration_changes(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for text in ("first", "second", "third"):
+        if folder.config() is not None:
+            folder.go_on(5, text)
+        folder.write_config(text)
+        folder.write_plan(f"plan of {text}")
+    # The second attempt left no step behind: it began at step 5, and so did the third.
+    kept = {"config-until-5.gin": "first", "plan-until-5.txt": "plan of first"}
+    assert files(tmp_path) == {"metrics.jsonl": "", "config.gin": "third", "plan.txt": "plan of third", **kept}
+
+
+def test_beginning_anew_moves_the_run_aside(tmp_path: Path) -> None:
+    finished(tmp_path, "first")
+    folder = RunFolder(tmp_path)
+    folder.begin_anew()
+    assert not folder.holds_run
+    moved = {f"previous-1/{name}": text for name, text in (("config.gin", "first"), ("metrics.jsonl", '{"step": 1}\n'))}
+    assert files(tmp_path) == {"metrics.jsonl": "", "previous-1/weights/student.safetensors": "first", **moved}
+    assert "used by another process" in another_process(tmp_path).stderr
 
 
 def test_restarts_keep_every_earlier_run(tmp_path: Path) -> None:
@@ -177,8 +231,7 @@ def test_interrupted_restart_still_counts_as_a_run(tmp_path: Path, monkeypatch: 
     with pytest.raises(CheckpointError, match="unplugged"):
         RunFolder(tmp_path, restart=True)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="holds a run already"):
-        RunFolder(tmp_path)
+    assert RunFolder(tmp_path).holds_run
     RunFolder(tmp_path, restart=True)
     assert sorted(Path(name).name for name in files(tmp_path)) == ["config.gin", "metrics.jsonl", "metrics.jsonl", "student.safetensors"]
 
@@ -212,6 +265,22 @@ def test_path_that_cannot_be_a_folder_is_an_error_with_its_origin(tmp_path: Path
         assert str(path) in caught.value.what
 
 
+@pytest.mark.parametrize("function", ["open", "replace"])
+def test_a_folder_without_permission_is_an_error_and_keeps_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    finished(tmp_path / "run")
+    before = files(tmp_path)
+
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, function, forbidden)
+    with pytest.raises(CheckpointError, match="run-folder-unwritable") as caught:
+        RunFolder(tmp_path / "run", restart=True)
+    monkeypatch.undo()
+    assert caught.value.have == "PermissionError: [Errno 13] Permission denied"
+    assert {name: text for name, text in files(tmp_path).items() if "previous" not in name} == before
+
+
 def test_folder_that_vanished_is_an_error(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     shutil.rmtree(folder.path)
@@ -219,23 +288,39 @@ def test_folder_that_vanished_is_an_error(tmp_path: Path) -> None:
         folder.append({"step": 1})
 
 
-def test_of_two_runs_that_begin_at_once_one_gets_the_folder(tmp_path: Path) -> None:
-    RunFolder(tmp_path)
-    with pytest.raises(CheckpointError, match="holds a run already"):
-        RunFolder(tmp_path)
+@pytest.mark.quick
+def test_of_two_processes_one_gets_the_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    refused = another_process(tmp_path)
+    text = (
+        f"the folder '{tmp_path}' is used by another process.\n"
+        "  wanted   a folder that no run is writing to\n"
+        f"  have     {tmp_path}/.lock, which another process holds locked\n"
+        "  set by   the calling program: RunFolder.path\n"
+        "  fix      wait for that run to end or end it, or choose another folder\n"
+        "  help     docs/errors.md#run-folder-in-use"
+    )
+    assert refused.stderr.strip().endswith(text)
+    folder.close()
+    assert another_process(tmp_path).returncode == 0
 
 
-def test_default_folder_is_one_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    now = datetime.datetime(2026, 1, 31, 9, 5, 7)
-    found = []
-    for _ in range(3):
-        found.append(default_folder("configs/kd_tiny.gin", now))
-        RunFolder(found[-1])
-    assert [path.as_posix() for path in found] == [f"runs/kd_tiny-20260131-090507{end}" for end in ("", "-2", "-3")]
+def test_a_process_that_is_killed_leaves_no_lock(tmp_path: Path) -> None:
+    killed = another_process(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    assert killed.returncode == -9
+    assert RunFolder(tmp_path).holds_run
 
 
-def test_default_folder_is_named_after_this_moment() -> None:
-    before = datetime.datetime.now().replace(microsecond=0)
-    stamp = default_folder("kd_tiny").name.removeprefix("kd_tiny-")
-    assert before <= datetime.datetime.strptime(stamp, "%Y%m%d-%H%M%S") <= datetime.datetime.now()
+def test_where_no_locks_are_known_a_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(*_: Any) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.lockf", unknown)
+    assert RunFolder(tmp_path).path.is_dir()
+    assert "cannot be locked against other processes" in caplog.text
+
+
+def test_default_folder_is_the_same_each_time() -> None:
+    assert [default_folder(name).as_posix() for name in ("configs/kd_tiny.gin", "kd_tiny")] == ["runs/kd_tiny"] * 2

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_run import CONFIG
 
-from maestro_jax.train import main
+from maestro_jax.pace import Preempted
+from maestro_jax.train import INTERRUPTED, PREEMPTED, main
+from maestro_jax.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
 
@@ -67,3 +70,37 @@ def test_an_unknown_flag_is_refused() -> None:
 def test_without_a_graph_the_text_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "graph" in capsys.readouterr().err
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("raised", "code", "says"), [(KeyboardInterrupt, INTERRUPTED, "interrupted"), (Preempted, PREEMPTED, "SIGTERM")])
+def test_what_ended_a_run_is_its_exit_code(
+    raised: type[BaseException], code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(Trainer, "fit", stopped)
+    assert main(["--gin_file=kd_tiny.gin"]) == code in (130, 75)
+    assert says in capsys.readouterr().err
+
+
+def test_the_same_command_goes_on_and_restart_begins_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "small.gin").write_text(CONFIG)
+    command = [f"--gin_file={tmp_path / 'small.gin'}", f"--workdir={tmp_path / 'run'}", "--gin.train.evaluate_batches=0"]
+    assert main([*command, "--gin.train.steps=2"]) == 0
+    assert main([*command, "--gin.train.steps=4"]) == 0
+    shown = capsys.readouterr().out
+    assert "note: changed since step 2: train.steps = 2 -> 4\n" in shown
+    assert f"resuming from step 2 of 4, run folder {tmp_path / 'run'} (--restart begins anew)\n" in shown
+    assert shown.count("checkpoint: step 4; the same command goes on from there\n") == 1
+    # Other optimizer state cannot go on; a new run can begin.
+    changed = [*command, "--gin.train.steps=4", "--gin.train.optimizer=@AdamW()"]
+    assert main(changed) == 2
+    refused = capsys.readouterr().err
+    assert "the run cannot go on from its checkpoint of step 4: shapes have changed" in refused
+    assert "b: optimizer/0/mu/inner is not there in the checkpoint, float32[8, 8] now" in refused
+    assert "changed setting: train.optimizer = @Sgd() -> @AdamW()" in refused
+    assert main([*changed, "--restart"]) == 0
+    assert f"training 4 steps of 6 samples, run folder {tmp_path / 'run'}\n" in capsys.readouterr().out
+    assert (tmp_path / "run" / "previous-1" / "checkpoints" / "00000004" / "manifest.json").exists()

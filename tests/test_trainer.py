@@ -227,6 +227,11 @@ def test_what_cannot_be_used_is_refused(field: str, value: Any) -> None:
         ("clip_norm", float("nan")),
         ("on_bad_sample", "ignore"),
         ("in_flight", 0),
+        ("checkpoint_every", -1),
+        ("keep_checkpoints", 0),
+        ("keep_best", "student/perplexity"),
+        ("skip_limit", -1),
+        ("metrics", "tensorboard"),
         ("steps", "5"),
     ],
 )

@@ -71,6 +71,10 @@ class Dataset:
                 anchor="dataset-parts",
             )
 
+    def __repr__(self) -> str:
+        """Numbers instead of every sample."""
+        return f"Dataset({len(self.train)} training samples, {len(self.heldout)} held out, streams {', '.join(self.specs)})"
+
     def fingerprint(self) -> str:
         """Says what is trained on: equal for equal ids and contents of the training samples in equal order, and equal parts.
 

@@ -70,6 +70,11 @@ class SectionGraph:
                 return tuple(order)
             order.append(free[0])
 
+    def _repr_html_(self) -> str:
+        from ..drawing.graph import graph_html  # here, because only notebooks draw
+
+        return graph_html(self)
+
     def into(self, section: str) -> tuple[Edge, ...]:
         """Edges that end in a section."""
         return tuple(e for e in self.edges if e.consumer == section)

@@ -118,8 +118,9 @@ class Dispatcher:
     def start(self, task: Task) -> int:
         """Issues a task; returns its scheduled end."""
         if task.kind != "update":
-            self.latest = getattr(self, "_" + task.kind)(task)
-            self.in_flight.add(task.section, task.replica, self.latest)
+            marker: jax.Array = getattr(self, "_" + task.kind)(task)
+            self.in_flight.add(task.section, task.replica, marker)
+            self.latest = marker
         self.issued.append(task)
         self._started.append(task)
         return task.end

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from .bounds import lower_bound
 from .cutting import Microbatch, cut
+from .gap import Gap, gap_of
+from .lockstep import Lockstep
 from .loop import DEVICES, Clock, Executor, Progress, issue, run
 from .placement import place
 from .policies import InOrder, Policy, Sequential
 from .tasks import Schedule, Task
+from .wavefront import Wavefront
 from .workload import Cost, EdgeWork, SampleWork, SectionWork, Workload
 
 __all__ = [
@@ -15,7 +19,9 @@ __all__ = [
     "Cost",
     "EdgeWork",
     "Executor",
+    "Gap",
     "InOrder",
+    "Lockstep",
     "Microbatch",
     "Policy",
     "Progress",
@@ -24,9 +30,12 @@ __all__ = [
     "SectionWork",
     "Sequential",
     "Task",
+    "Wavefront",
     "Workload",
     "cut",
+    "gap_of",
     "issue",
+    "lower_bound",
     "place",
     "run",
 ]

@@ -97,13 +97,14 @@ class _Fans:
         return set(zip(produced, consumed, strict=False)) if edge.paired else set(itertools.product(produced, consumed))
 
 
-def cut(workload: Workload, aligned: bool = False) -> list[Microbatch]:
+def cut(workload: Workload, aligned: bool = False, alone: bool = False) -> list[Microbatch]:
     """Cuts every step in arrival order, filling the largest bucket greedily and then taking the smallest that holds the items.
 
     Args:
         workload: what is to be done.
         aligned: close the micro-batches of all sections together, so that those of one group of samples need no others: any
             limit that holds one group keeps a schedule going.
+        alone: put no two samples into one micro-batch.
 
     Returns:
         Micro-batches, by step, then section (producers first), then arrival.
@@ -114,7 +115,7 @@ def cut(workload: Workload, aligned: bool = False) -> list[Microbatch]:
     made: list[Microbatch] = []
     counts = dict.fromkeys(workload.order, 0)
     for step, samples in enumerate(workload.steps):
-        open_by_section = _cut_step(workload, samples, aligned)
+        open_by_section = _cut_step(workload, samples, aligned, alone)
         for name in workload.order:
             for filled in open_by_section[name].closed:
                 made.append(_finished(workload, name, step, counts[name], filled))
@@ -136,11 +137,14 @@ def microbatches_of(workload: Workload, tasks: Iterable[Task]) -> list[Microbatc
     return found
 
 
-def _cut_step(workload: Workload, samples: Iterable[SampleWork], aligned: bool) -> dict[str, _Open]:
+def _cut_step(workload: Workload, samples: Iterable[SampleWork], aligned: bool, alone: bool) -> dict[str, _Open]:
     state = {name: _Open(workload.sections[name]) for name in workload.order}
     fans = _Fans(workload)
     for sample in samples:
         forced: set[str] = set()
+        if alone:
+            for section in state.values():
+                section.close()
         while True:
             trial, used = {}, {}
             for name, units in sample.items.items():

@@ -34,7 +34,7 @@ class InOrder:
 
     def schedule(self, workload: Workload) -> Schedule:
         """Cuts in arrival order and runs the clock."""
-        return _scheduled(workload, _in_order)
+        return _scheduled(workload, in_order)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Sequential:
 
         def choose(progress: Progress, now: int) -> Task | None:
             everyone_idle = all(progress.idle(name, r) for name, s in workload.sections.items() for r in range(s.replicas))
-            return _in_order(progress, now) if everyone_idle else None
+            return in_order(progress, now) if everyone_idle else None
 
         return _scheduled(workload, choose)
 
@@ -115,7 +115,7 @@ def _no_such_task(task: Task, reason: str) -> ScheduleError:
     )
 
 
-def _in_order(progress: Progress, now: int) -> Task | None:
+def in_order(progress: Progress, now: int) -> Task | None:
     """Backward and updates before forward; of several forwards the one deepest in the graph, which frees most memory."""
     best: tuple[tuple[int, int, int, int, int], Key, int] | None = None
     depth = {name: -n for n, name in enumerate(progress.workload.order)}

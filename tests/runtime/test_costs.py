@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from maestro_jax.runtime.measure import fitted_costs, measure
 from maestro_jax.schedules import Cost
 
 
-def plan(width: int = 128, **sections: dict[str, object]) -> Plan:
+def plan(width: int = 128, **sections: Any) -> Plan:
     return make_plan(chain(width=width, **sections), TEXT_SPECS, jax.devices())
 
 

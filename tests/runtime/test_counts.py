@@ -16,7 +16,7 @@ B = jax.ShapeDtypeStruct((6, 10), "float32")
 PRODUCT = 4 * 6 * 10
 
 
-def loop(a: jax.Array, b: jax.Array) -> jax.Array:
+def loop(a: jax.Array, b: jax.Array) -> Any:
     return jax.lax.scan(lambda carry, _: (carry + (a @ b).sum(), None), 0.0, None, length=7)[0]
 
 

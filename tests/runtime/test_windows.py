@@ -78,7 +78,7 @@ def test_a_window_that_is_broken_off_leaves_nothing_behind(alone: list[dict[str,
     setup = made()
     broken = setup.engine.run(setup.preparer.prepare_window(BATCHES, 0))
     found = [next(broken), next(broken)]
-    broken.close()
+    del broken
     found += setup.engine.run(setup.preparer.prepare_window(BATCHES[2:], 2))
     for have, want in zip(values(setup, found), alone, strict=True):
         assert have == pytest.approx(want, rel=1e-5)

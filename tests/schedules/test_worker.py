@@ -25,7 +25,8 @@ def test_the_schedule_is_that_of_this_process() -> None:
     assert worker.schedule(InOrder(), WORKLOAD).digest() == InOrder().schedule(WORKLOAD).digest()
     first = worker._process
     assert worker.schedule(Talkative(), WORKLOAD).digest() == InOrder().schedule(WORKLOAD).digest()
-    assert worker._process is first is not None
+    assert first is not None
+    assert worker._process is first
     worker.close()
     assert first.poll() is not None
 

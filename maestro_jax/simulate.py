@@ -1,0 +1,98 @@
+"""`python -m maestro_jax.simulate --workload W.json`: schedules a workload in simulated time and says how good the schedule is.
+
+Needs no devices and loads no JAX. Workload files come from `maestro_jax.train --dump_workload`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import MaestroError, ScheduleError, did_you_mean
+from .schedules import Schedule, Workload
+from .simulation import POLICIES, describe, simulate, table
+
+
+def read_workload(path: str) -> Workload:
+    """Reads a workload file.
+
+    Raises:
+        ScheduleError: it cannot be read, or is not a workload.
+    """
+    try:
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ScheduleError(
+            f"the workload {path!r} cannot be read.",
+            wanted="a JSON file as --dump_workload of maestro_jax.train writes it",
+            have=f"{type(error).__name__}: {error}",
+            fix="correct the path, or write the file anew",
+            anchor="workload-malformed",
+            set_by="command line  --workload",
+        ) from error
+    return Workload.from_json(raw)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code: 0, or 2 for a mistake of the user's."""
+    args = _parser().parse_args(argv)
+    try:
+        workload = read_workload(args.workload)
+        if args.compare:
+            results = [simulate(workload, name) for name in POLICIES]
+            print(json.dumps([each.to_json() for each in results], indent=2) if args.json else table(results))
+            return 0
+        if args.policy not in POLICIES:
+            raise _unknown(args.policy)
+        found = simulate(workload, args.policy)
+        if args.schedule_out:
+            _write(args.schedule_out, found.schedule)
+        print(json.dumps(found.to_json(), indent=2) if args.json else describe(found))
+        return 0
+    except MaestroError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m maestro_jax.simulate", description="Schedules a workload in simulated time.", allow_abbrev=False
+    )
+    parser.add_argument("--workload", required=True, metavar="FILE", help="JSON, as `maestro_jax.train --dump_workload` writes it")
+    parser.add_argument("--policy", default="wavefront", help=f"one of {', '.join(POLICIES)}; default wavefront")
+    parser.add_argument("--schedule_out", metavar="FILE", help="write the schedule as JSON")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON; times in nanoseconds")
+    parser.add_argument("--compare", action="store_true", help="print a table of all policies")
+    return parser
+
+
+def _write(path: str, schedule: Schedule) -> None:
+    try:
+        Path(path).write_text(json.dumps(schedule.to_json()), encoding="utf-8")
+    except OSError as error:
+        raise ScheduleError(
+            f"the schedule cannot be written to {path!r}.",
+            wanted="a file in a folder that exists and can be written",
+            have=f"{type(error).__name__}: {error}",
+            fix="choose another file",
+            anchor="file-unwritable",
+            set_by="command line  --schedule_out",
+        ) from error
+
+
+def _unknown(name: str) -> ScheduleError:
+    return ScheduleError(
+        f"there is no policy {name!r}.",
+        wanted=f"one of {', '.join(POLICIES)}{did_you_mean(name, list(POLICIES))}",
+        have=repr(name),
+        fix="name one of these",
+        anchor="unknown-policy",
+        set_by="command line  --policy",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

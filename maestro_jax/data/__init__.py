@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from .batches import Batches
+from .conversations import Conversations
 from .corpus import Corpus
 from .dataset import Dataset, Part
 from .jsonl import Jsonl
+from .lazy import LazySamples
 from .mixture import Mixture
+from .omni import Omni
 from .packing import Packed, pack
 from .routes import Route, route
 from .samples import ArraySpec, Item, Sample
@@ -15,11 +18,14 @@ from .text_folder import TextFolder
 __all__ = [
     "ArraySpec",
     "Batches",
+    "Conversations",
     "Corpus",
     "Dataset",
     "Item",
     "Jsonl",
+    "LazySamples",
     "Mixture",
+    "Omni",
     "Packed",
     "Part",
     "Route",

@@ -6,12 +6,11 @@ https://doi.org/10.24432/C50P49), 8 x 8 pixels each.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
+from .extras import import_extra
 
 SIDE = 8
 """Height and width of an image, in pixels."""
@@ -38,17 +37,7 @@ def load_digits(*, set_by: str = "the calling program") -> Digits:
     Raises:
         DataError: scikit-learn is not installed.
     """
-    try:
-        datasets: Any = importlib.import_module("sklearn.datasets")
-    except ImportError as error:
-        raise DataError(
-            "there are no images of digits.",
-            wanted="the package scikit-learn, which brings them along",
-            have=f"{type(error).__name__}: {error}",
-            set_by=set_by,
-            fix="pip install 'maestro_jax[examples]'",
-            anchor="examples-missing",
-        ) from error
+    datasets = import_extra("sklearn.datasets", "scikit-learn", "the images of digits", set_by=set_by)
     found = datasets.load_digits()
     return Digits((found.images / 16).astype(np.float32), found.target)
 

@@ -49,7 +49,7 @@ def tokenize(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[Tokens
     return [Tokens(next(whole)) if document.loss_spans is None else _partly_trained(tokenizer, document) for document in documents]
 
 
-def tokenize_stretches(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
+def tokenize_stretches(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Tokenizes a text that is cut into stretches, so that no token lies on a border between two.
 
     Args:
@@ -57,37 +57,37 @@ def tokenize_stretches(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Token
         texts: the stretches in order, one or more.
 
     Returns:
-        Per stretch its tokens. Those that the tokenizer puts around a text, and end-of-text, are with the first and the last
-        stretch; their `loss` is 0, that of the others 1.
+        Per stretch, `[tokens]` int32 ids, and float32 0 for those that the tokenizer puts around a text and for end-of-text (which
+        are with the first and the last stretch), 1 for the others.
     """
     from . import tokenizer as vocabulary  # here for the reason above
 
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     # The tokenizer's own special tokens go around the whole, not around each stretch; what comes back marks them.
     joined = tokenizer.post_process(Encoding.merge(encodings, False), None, True)
-    ids, loss = list(joined.ids), [1.0 - special for special in joined.special_tokens_mask]
+    ids, own = list(joined.ids), [1.0 - special for special in joined.special_tokens_mask]
     end = vocabulary.end_of_text(tokenizer)
     if end is not None and ids[-1:] != [end]:
-        ids, loss = [*ids, end], [*loss, 0.0]
-    # Cut after as many tokens of the text as the stretches before have; special tokens before the text go to the first.
+        ids, own = [*ids, end], [*own, 0.0]
+    # Cut behind as many tokens of the text as the stretches so far have; special tokens before the text go to the first.
     ends = np.cumsum([len(encoding.ids) for encoding in encodings])[:-1]
-    cuts = np.searchsorted(np.cumsum(loss), ends, side="left") + 1
-    cuts[ends == 0] = 0
-    pieces = zip(np.split(np.asarray(ids, np.int32), cuts), np.split(np.asarray(loss, np.float32), cuts), strict=True)
-    return [Tokens(*piece) for piece in pieces]
+    cuts = np.where(ends > 0, np.searchsorted(np.cumsum(own), ends, side="left") + 1, 0)
+    return list(zip(np.split(np.asarray(ids, np.int32), cuts), np.split(np.asarray(own, np.float32), cuts), strict=True))
+
+
+def stretches(document: Document) -> list[tuple[str, bool]]:
+    """Returns the text in order, as (characters, whether they are trained on); none is empty."""
+    if document.loss_spans is None:
+        return [(document.text, True)] if document.text else []
+    parts, done = [], 0
+    for start, stop in document.loss_spans:
+        parts += [(document.text[done:start], False), (document.text[start:stop], True)]
+        done = stop
+    return [(text, trained) for text, trained in [*parts, (document.text[done:], False)] if text]
 
 
 def _partly_trained(tokenizer: Tokenizer, document: Document) -> Tokens:
-    stretches = _stretches(document)
-    found = tokenize_stretches(tokenizer, [text for text, _ in stretches])
-    loss = [tokens.loss if trained else np.zeros(len(tokens.ids), np.float32) for tokens, (_, trained) in zip(found, stretches, strict=True)]
-    return Tokens(np.concatenate([tokens.ids for tokens in found]), np.concatenate(loss))
-
-
-def _stretches(document: Document) -> list[tuple[str, bool]]:
-    """The text in order, as (characters, whether they are trained on); none is empty."""
-    stretches, done = [], 0
-    for start, stop in document.loss_spans or ():
-        stretches += [(document.text[done:start], False), (document.text[start:stop], True)]
-        done = stop
-    return [(text, trained) for text, trained in [*stretches, (document.text[done:], False)] if text]
+    parts = stretches(document)
+    found = tokenize_stretches(tokenizer, [text for text, _ in parts])
+    loss = [np.float32(trained) * own for (_, own), (_, trained) in zip(found, parts, strict=True)]
+    return Tokens(np.concatenate([ids for ids, _ in found]), np.concatenate(loss))

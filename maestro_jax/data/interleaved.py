@@ -23,8 +23,9 @@ Kind = Literal["image", "audio", "text"]
 PLACEHOLDER = 0
 """Token of units that take a row."""
 
+_KINDS: tuple[Kind, ...] = ("image", "audio", "text")
 _INTEGERS = ("tokens", "targets", "image_rows", "audio_rows")
-_WEIGHTS = ("loss_mask", "image_mask", "audio_mask", "text_mask")
+_WEIGHTS = ("loss_mask", *(f"{kind}_mask" for kind in _KINDS))
 
 INTERLEAVED_SPECS: Mapping[str, ArraySpec] = MappingProxyType(
     {**{name: ArraySpec() for name in _INTEGERS}, **{name: ArraySpec(dtype="float32") for name in _WEIGHTS}}
@@ -45,7 +46,7 @@ class Interleaved:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._counts: list[Kind | None] = []
+        self._counts: list[int] = []  # 0 is no loss, 1 the first kind
         self._rows: dict[Stream, list[int]] = {"image": [], "audio": []}
         self._next: dict[Stream, int] = {"image": 0, "audio": 0}
 
@@ -57,7 +58,7 @@ class Interleaved:
             counts_for: the kind of text whose loss counts them; None is no loss.
         """
         self._tokens += ids
-        self._counts += [counts_for] * len(ids)
+        self._counts += [0 if counts_for is None else 1 + _KINDS.index(counts_for)] * len(ids)
         for rows in self._rows.values():
             rows += [-1] * len(ids)
 
@@ -78,10 +79,9 @@ class Interleaved:
         tokens = np.array(self._tokens, np.int32)
         arrays = {"tokens": tokens[:-1], "targets": tokens[1:]}
         arrays |= {f"{stream}_rows": np.array(rows[:-1], np.int32) for stream, rows in self._rows.items()}
-        counts = np.array(self._counts[1:], object)
-        masks = {f"{kind}_mask": (counts == kind).astype(np.float32) for kind in ("image", "audio", "text")}
-        # None is no kind.
-        return Item(units=self.units, arrays={**arrays, "loss_mask": (counts != None).astype(np.float32), **masks})  # noqa: E711
+        counts = np.array(self._counts[1:], np.int32)
+        masks = {"loss_mask": counts > 0} | {f"{kind}_mask": counts == number for number, kind in enumerate(_KINDS, start=1)}
+        return Item(units=self.units, arrays={**arrays, **{name: mask.astype(np.float32) for name, mask in masks.items()}})
 
 
 def plain_text(item: Item) -> Item:

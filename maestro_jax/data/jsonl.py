@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ..config import config_folder, configurable
 from ..errors import DataError, set_by
@@ -97,7 +97,11 @@ def document_of(line: bytes, default_name: str) -> Document:
     >>> document_of(b'{"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}', "a:1").loss_spans
     ((54, 65),)
     """
-    record = record_of(line)
+    return document_in(record_of(line), default_name)
+
+
+def document_in(record: dict[str, Any], default_name: str) -> Document:
+    """Takes the document out of a line's object (see `document_of`)."""
     name, messages = id_of(record) or default_name, messages_of(record)
     if messages is not None:
         document = Document(name, *conversation(messages))

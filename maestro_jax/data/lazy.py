@@ -81,24 +81,32 @@ class Joined(LazySamples):
         for name, samples in self._parts:
             if isinstance(samples, LazySamples):
                 digest.update(repr((name, len(samples))).encode())
-                samples.hash_into(digest)
-            else:
-                for sample in samples:
-                    hash_sample(digest, _named(name, sample))
+            hash_samples(digest, samples, name)
 
 
-def hash_sample(digest: Digest, sample: Sample) -> None:
-    """Gives a hash the id and the contents of a sample."""
-    # What is hashed says where each array begins, so that no two data sets can look alike.
-    header, arrays = [sample.id, sorted((stream, len(items)) for stream, items in sample.items.items())], []
-    for _, items in sorted(sample.items.items()):
-        for item in items:
-            for name, array in sorted(item.arrays.items()):
-                header.append((name, array.dtype.str, array.shape))
-                arrays.append(array.tobytes())
-    digest.update(repr(header).encode())
-    for array in arrays:
-        digest.update(array)
+def hash_samples(digest: Digest, samples: Sequence[Sample], name: str = "") -> None:
+    """Gives a hash what samples are: `LazySamples` say so themselves, others are read.
+
+    Args:
+        digest: the hash.
+        samples: in order.
+        name: what comes before their ids; empty for nothing.
+    """
+    if isinstance(samples, LazySamples):
+        samples.hash_into(digest)
+        return
+    for number in range(len(samples)):
+        sample = _named(name, samples[number])
+        # What is hashed says where each array begins, so that no two data sets can look alike.
+        header, arrays = [sample.id, sorted((stream, len(items)) for stream, items in sample.items.items())], []
+        for _, items in sorted(sample.items.items()):
+            for item in items:
+                for key, array in sorted(item.arrays.items()):
+                    header.append((key, array.dtype.str, array.shape))
+                    arrays.append(array.tobytes())
+        digest.update(repr(header).encode())
+        for array in arrays:
+            digest.update(array)
 
 
 def _named(name: str, sample: Sample) -> Sample:

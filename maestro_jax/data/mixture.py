@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 from ..config import check_fields, configurable
 from ..errors import ConfigError, DataError, set_by
 from .dataset import Dataset, Part
-from .samples import ArraySpec, Sample
+from .lazy import Joined
+from .samples import ArraySpec
 
 
 @configurable
@@ -24,7 +25,7 @@ class Mixture:
 
     Each source runs through shuffled epochs of its own: a small one begins anew while a large one has not ended. Sample
     ids begin with the name of their source: its field `name` (in a config file its scope), else its class; where a name
-    comes again, with a number. All samples are held in memory. Mixtures may be sources of mixtures.
+    comes again, with a number. Mixtures may be sources of mixtures.
 
     Args:
         sources: data sources (with `load()`) or `Dataset`s.
@@ -78,8 +79,8 @@ class Mixture:
         fingerprint = self._agreed("tokenizer_fingerprint", names, [dataset.tokenizer_fingerprint for dataset in datasets])
         parts = [_parts(name, dataset, weight) for name, dataset, weight in zip(names, datasets, weights, strict=True)]
         return Dataset(
-            train=tuple(_renamed(names, [dataset.train for dataset in datasets])),
-            heldout=tuple(_renamed(names, [dataset.heldout for dataset in datasets])),
+            train=Joined([(name, dataset.train) for name, dataset in zip(names, datasets, strict=True)]),
+            heldout=Joined([(name, dataset.heldout) for name, dataset in zip(names, datasets, strict=True)]),
             specs=self._specs(names, datasets),
             vocab_size=vocab_size,
             tokenizer_fingerprint=fingerprint,
@@ -123,12 +124,6 @@ def _names(sources: Sequence[Any]) -> Iterator[str]:
         free = next(each for each in itertools.chain([name], numbered) if each not in taken)
         taken.add(free)
         yield free
-
-
-def _renamed(names: Sequence[str], sides: Sequence[Sequence[Sample]]) -> Iterator[Sample]:
-    for name, samples in zip(names, sides, strict=True):
-        for number in range(len(samples)):
-            yield dataclasses.replace(samples[number], id=f"{name}/{samples[number].id}")
 
 
 def _parts(name: str, dataset: Dataset, weight: float) -> list[Part]:

@@ -6,11 +6,10 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from tokenizers import Tokenizer
+import numpy as np
 
 from ..config import check_fields, configurable
-from ..errors import ConfigError, set_by
-from . import tokenizer as vocabulary
+from ..errors import set_by
 from .corpus import Corpus
 from .dataset import Dataset, Part
 from .digits import SIDE, Digits, load_digits, split_digits
@@ -25,8 +24,8 @@ from .sources import TextSource, out_of_range
 ASKED: tuple[Asked, ...] = ("images", "tones", "both")
 
 _LEAST = {
-    **{name: 1 for name in ("most_images", "most_clips", "most_keys", "patch_size", "merge", "mels", "stride", "samples")},
-    **{name: 0 for name in ("tail", "image_noise", "redraws", "tone_noise", "heldout_samples", "seed")},
+    **dict.fromkeys(("most_images", "most_clips", "most_keys", "patch_size", "merge", "mels", "stride", "samples"), 1),
+    **dict.fromkeys(("tail", "image_noise", "redraws", "tone_noise", "heldout_samples", "seed"), 0),
 }
 
 
@@ -72,6 +71,8 @@ class Omni(Recipe):
             raise out_of_range(self, "image_sizes", f"(height, width) of one or more sizes, multiples of patch_size x merge = {block}")
         if self.most_images + self.most_clips > len(LETTERS):
             raise out_of_range(self, "most_images", f"a number of at most {len(LETTERS)} together with most_clips={self.most_clips}")
+        if self.redraws > 1:
+            raise out_of_range(self, "redraws", "a share from 0 to 1")
         if not 0 <= self.heldout_fraction < 1:
             raise out_of_range(self, "heldout_fraction", "a fraction of at least 0 and below 1")
         if not self.shares or not all(0 < share < math.inf for share in self.shares.values()) or {*self.shares} - {"text", *ASKED}:
@@ -88,6 +89,54 @@ class Omni(Recipe):
             ConfigError: the tokenizer's file was not found.
         """
         text, tokenizer = self.text.load(), self.text.load_tokenizer()
-        digits = load_digits(set_by=set_by(self, "shares")) if {"images", "both"} & {*self.shares} else None
-        train, heldout = split_digits(digits, self.heldout_fraction, self.seed)
-        ...
+        digits, held = self._digits()
+        train: list[tuple[Part, Sequence[Sample]]] = []
+        heldout: list[Sequence[Sample]] = []
+        if "text" in self.shares:
+            train.append((Part("text", len(text.train), self.shares["text"]), _plain(text.train)))
+            heldout.append(_plain(text.heldout))
+        recipe = Recipe(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Recipe)})
+        # Noise in images only makes training images harder to learn by heart.
+        clean = dataclasses.replace(recipe, image_noise=0.0)
+        for asked in (asked for asked in ASKED if asked in self.shares):
+            part = Part(asked, self.samples, self.shares[asked])
+            made = {"asked": asked, "tokenizer": tokenizer, "seed": self.seed}
+            train.append((part, Questions(f"{asked}/train", count=self.samples, recipe=recipe, digits=digits, **made)))
+            if self.heldout_fraction:
+                heldout.append(Questions(f"{asked}/heldout", count=self.heldout_samples, recipe=clean, digits=held, **made))
+        return Dataset(
+            train=Joined([("", samples) for _, samples in train]),
+            heldout=_evenly(heldout),
+            specs=self._specs(),
+            vocab_size=text.vocab_size,
+            tokenizer_fingerprint=text.tokenizer_fingerprint,
+            skipped=text.skipped,
+            notes={**text.notes, "images": f"digits of scikit-learn: {len(digits.labels)} trained on, {len(held.labels)} held out"},
+            parts=tuple(part for part, _ in train),
+        )
+
+    def _digits(self) -> tuple[Digits, Digits]:
+        """Images to train on and images that are held out."""
+        none = Digits(np.zeros((0, SIDE, SIDE), np.float32), np.zeros(0, np.int64))
+        if not {"images", "both"} & {*self.shares}:
+            return none, none
+        digits = load_digits(set_by=set_by(self, "shares"))
+        return split_digits(digits, self.heldout_fraction, self.seed) if self.heldout_fraction else (digits, none)
+
+    def _specs(self) -> dict[str, Mapping[str, ArraySpec]]:
+        return {
+            "text": INTERLEAVED_SPECS,
+            "image": image_specs(self.patch_size, channels=1),
+            "audio": audio_specs(self.mels),
+            "redraw": {"target": ArraySpec(shape=(SIDE**2,), dtype="float32"), "state_rows": ArraySpec()},
+        }
+
+
+def _plain(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    return tuple(dataclasses.replace(sample, items={"text": tuple(map(plain_text, sample.items["text"]))}) for sample in samples)
+
+
+def _evenly(sides: Sequence[Sequence[Sample]]) -> tuple[Sample, ...]:
+    """All samples in one sequence in which those of each side lie evenly, so that its beginning is like the whole."""
+    order = sorted(((number + 0.5) / len(side), which, number) for which, side in enumerate(sides) for number in range(len(side)))
+    return tuple(sides[which][number] for _, which, number in order)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -36,7 +36,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 Asked = Literal["images", "tones", "both"]
 """What a sample asks about."""
 
-_QUESTIONS: Mapping[Asked, str] = {
+_QUESTIONS = {
     "images": "read the digits: ",
     "tones": "read the keys: ",
     "both": "read the digits and the keys: ",
@@ -111,7 +111,7 @@ class Questions(LazySamples):
         recipe, random = self._recipe, np.random.default_rng([self._seed, zlib.crc32(self._name.encode()), number])
         images = _tailed(random, recipe.most_images, recipe.tail) if self._asked != "tones" else 0
         clips = int(random.integers(1, recipe.most_clips + 1)) if self._asked != "images" else 0
-        shown = random.integers(len(self._digits.labels), size=images)
+        shown = [int(random.integers(len(self._digits.labels))) for _ in range(images)]
         pressed = [_some_keys(random, recipe.most_keys) for _ in range(clips)]
         pictures = tuple(self._picture(self._digits.images[n], random) for n in shown)
         sounds = tuple(self._sound(keys, random) for keys in pressed)
@@ -124,8 +124,9 @@ class Questions(LazySamples):
 
     def _text(self, answers: Sequence[str], pictures: Sequence[Item], sounds: Sequence[Item]) -> tuple[Item, int]:
         """The text, and the number of the unit that is asked for the last digit."""
-        media: list[tuple[Stream, int]] = [("image", item.units // self._recipe.merge**2) for item in pictures]
-        media += [("audio", item.units // self._recipe.stride) for item in sounds]
+        media: list[tuple[Stream, int]] = []
+        media.extend(("image", item.units // self._recipe.merge**2) for item in pictures)
+        media.extend(("audio", item.units // self._recipe.stride) for item in sounds)
         text, state, behind_all = Interleaved(), 0, self._recipe.answers == "all"
         if behind_all:
             for letter, (stream, rows) in zip(LETTERS, media, strict=False):

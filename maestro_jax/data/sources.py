@@ -18,9 +18,10 @@ import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from ..config import config_folder
 from ..errors import ConfigError, DataError, set_by
@@ -93,10 +94,9 @@ class TextSource:
             DataError: nothing can be read, two documents have one name, there is no text, or too little of it to hold any out.
             ConfigError: the tokenizer's file was not found.
         """
-        # Not at the top: `python -m maestro_jax.data.tokenizer` would find itself imported already, and warn.
-        from . import tokenizer as vocabulary
+        from . import tokenizer as vocabulary  # here for the reason below
 
-        tokenizer = vocabulary.load(self.tokenizer, config_folder(self, "tokenizer"), set_by=set_by(self, "tokenizer"))
+        tokenizer = self.load_tokenizer()
         skipped: collections.Counter[str] = collections.Counter()
         digest = hashlib.sha256()
         pieces: dict[str, list[Sample]] = {}
@@ -120,6 +120,18 @@ class TextSource:
             skipped=dict(skipped),
             notes={**self.describe(), **notes},
         )
+
+    def load_tokenizer(self) -> Tokenizer:
+        """Loads the tokenizer.
+
+        Raises:
+            DataError: its file is no tokenizer.
+            ConfigError: its file was not found.
+        """
+        # Not at the top: `python -m maestro_jax.data.tokenizer` would find itself imported already, and warn.
+        from . import tokenizer as vocabulary
+
+        return vocabulary.load(self.tokenizer, config_folder(self, "tokenizer"), set_by=set_by(self, "tokenizer"))
 
     def _cut(self, name: str, tokens: Tokens, skipped: collections.Counter[str]) -> list[Sample]:
         samples = cut_pieces(name, tokens.ids, self.max_length, tokens.loss)
@@ -158,14 +170,7 @@ class TextSource:
         return tuple(samples[:first]), tuple(samples[first:]), "by piece of the only document"
 
     def _bad_value(self, field: str, wanted: str) -> ConfigError:
-        return ConfigError(
-            f"{type(self).__name__}.{field} is out of range.",
-            wanted=wanted,
-            have=f"{field}={getattr(self, field)}",
-            set_by=set_by(self, field),
-            fix=f"set {field} to {wanted}",
-            anchor="data-value-out-of-range",
-        )
+        return out_of_range(self, field, wanted)
 
     def _no_text(self, documents: int, skipped: Mapping[str, int]) -> DataError:
         counts = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())
@@ -187,6 +192,24 @@ class TextSource:
             fix=f"let {type(self).__name__}.read give each document another name",
             anchor="repeated-sample-id",
         )
+
+
+def out_of_range(source: Any, field: str, wanted: str) -> ConfigError:
+    """Says that a field of a data source has a wrong value.
+
+    Args:
+        source: the data source.
+        field: its name.
+        wanted: what would be right, as in "a length of at least 1 token".
+    """
+    return ConfigError(
+        f"{type(source).__name__}.{field} is out of range.",
+        wanted=wanted,
+        have=f"{field}={getattr(source, field)}",
+        set_by=set_by(source, field),
+        fix=f"set {field} to {wanted}",
+        anchor="data-value-out-of-range",
+    )
 
 
 def cut_pieces(name: str, ids: np.ndarray, max_length: int, loss: np.ndarray | None = None) -> list[Sample]:
@@ -230,7 +253,7 @@ def heldout_names(names: Iterable[str], fraction: float, seed: int) -> set[str]:
     >>> 80 < len(chosen) < 120, chosen == heldout_names((f"page {n}" for n in reversed(range(1000))), 0.1, seed=0)
     (True, True)
     """
-    place = {name: _place(name, seed) for name in names}
+    place = {name: split_place(name, seed) for name in names}
     order = sorted(place, key=place.__getitem__)
     count = sum(value < fraction for value in place.values())
     return set(order[: min(max(count, 1), len(order) - 1)])
@@ -260,10 +283,11 @@ def check_vocabulary(dataset: Dataset, vocab_size: int, section: str, *, set_by:
     )
 
 
-def _place(name: str, seed: int) -> float:
-    """A number from 0 to 1 that the name and the seed alone decide; `hash` would differ between processes.
+def split_place(name: str, seed: int) -> float:
+    """Returns a number from 0 to 1 that the name and the seed alone decide; `hash` would differ between processes.
 
-    The prefix was chosen so that seed 0 holds out about a tenth of the built-in corpus in tokens too, not in documents alone.
+    What has a place below some fraction is held out. The prefix was chosen so that seed 0 holds out about a tenth of the built-in
+    corpus in tokens too, not in documents alone.
     """
     digest = hashlib.sha256(f"split:{seed}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

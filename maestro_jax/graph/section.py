@@ -23,6 +23,9 @@ DEFAULT_RULES: Mapping[str, str | None] = MappingProxyType(
 SOURCE = re.compile(r"(?P<producer>[^.\[\]]+)\.(?P<output>[^.\[\]]+)(\[(?P<rows>[^.\[\]]+)\])?")
 """How an input names where it comes from."""
 
+UNITS = "units"
+"""What an objective counts where every unit counts alike."""
+
 POLICIES = ("dots_saveable", "dots_with_no_batch_dims_saveable", "everything_saveable", "nothing_saveable")
 """Policies of `jax.checkpoint_policies` that need no arguments."""
 
@@ -36,7 +39,8 @@ class Objective:
 
     Args:
         weight: factor in the loss; 0 reports the objective without training on it.
-        count: what the sum is divided by: the name of an item array (its sum), or a function from an item to a number.
+        count: what the sum is divided by: the name of an item array (its sum), "units" (their number), or a function from an item to a
+            number.
     """
 
     weight: float = 1.0
@@ -60,7 +64,10 @@ class Objective:
         Raises:
             DataError: when that is not a finite number, at least 0.
         """
-        found = item.arrays[self.count].sum(dtype="float64") if isinstance(self.count, str) else self.count(item)
+        if isinstance(self.count, str):
+            found = item.units if self.count == UNITS else item.arrays[self.count].sum(dtype="float64")
+        else:
+            found = self.count(item)
         try:
             if math.isfinite(found) and found >= 0:
                 return float(found)

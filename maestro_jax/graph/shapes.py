@@ -13,7 +13,7 @@ from ..data.samples import ArraySpec
 from ..errors import DataError, EdgeError, GraphError, MaestroError, did_you_mean, set_by
 from .adapters import Adapter, LogicalNames, adapt
 from .graph import SectionGraph
-from .section import Edge, Section
+from .section import UNITS, Edge, Section
 
 Specs = Mapping[str, Mapping[str, ArraySpec]]
 
@@ -219,10 +219,10 @@ def _check_names(section: Section, params: Mapping[str, Any], names: Mapping[str
 def _check_objectives(section: Section, specs: Specs, outputs: Mapping[str, Any]) -> None:
     arrays = list(specs[section.reads])
     for name, objective in section.objectives.items():
-        if isinstance(objective.count, str) and objective.count not in arrays:
+        if isinstance(objective.count, str) and objective.count not in (UNITS, *arrays):
             raise GraphError(
                 f"objective {name!r} of section {section.name!r} counts an array that its items do not have.",
-                wanted=f"one of {arrays}{did_you_mean(objective.count, arrays)}, or a function from an item to a number",
+                wanted=f"one of {arrays}{did_you_mean(objective.count, arrays)}, {UNITS!r}, or a function from an item to a number",
                 have=repr(objective.count),
                 fix="correct Objective.count",
                 anchor="objective-count",

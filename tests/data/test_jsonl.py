@@ -70,6 +70,15 @@ def test_a_conversation_is_written_whole_in_its_template(tmp_path: Path) -> None
     assert vocabulary.load("tokenizer_tiny.json").decode(ids) == text
 
 
+def test_from_and_value_are_another_form_of_messages(tmp_path: Path) -> None:
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    turns = [{"from": names[message["role"]], "value": message["content"]} for message in CHAT]
+    plain = [{"from": message["role"], "value": message["content"]} for message in CHAT]
+    data = loaded(written(tmp_path / "chat.jsonl", {"messages": CHAT}, {"conversations": turns}, {"conversations": plain}))
+    one, *others = ([arrays(sample) for sample in data.train if sample.id.startswith(f"chat.jsonl:{n}:")] for n in (1, 2, 3))
+    assert all(map(np.array_equal, *pair) for other in others for pair in zip(one, other, strict=True))
+
+
 def test_an_answer_begins_with_a_token_of_its_own(tmp_path: Path) -> None:
     """An answer that begins with line breaks must not share a token with the line break before it."""
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "\n\n    y"}]

@@ -139,7 +139,8 @@ IMAGES = [(4, 2), (2,), (), (6, 2, 2)]
 def pictures() -> tuple[list[Sample], Packed, Wiring]:
     """Samples with images, all images in one micro-batch, and the wiring of an edge whose rows may go anywhere."""
     samples = [
-        Sample(id=f"s{n}", items={"image": tuple(Item(units=u, arrays={}) for u in units)} if units else {}) for n, units in enumerate(IMAGES)
+        Sample(id=f"s{n}", items={"image": tuple(Item(units=u, arrays={}) for u in units)} if units else {})
+        for n, units in enumerate(IMAGES)
     ]
     pieces = {(s, n): units for s, found in enumerate(IMAGES) for n, units in enumerate(found)}
     values = [(samples[s].number, Item(units=u, arrays={"values": np.arange(u, dtype=np.int32)})) for (s, _), u in pieces.items()]
@@ -150,9 +151,7 @@ def pictures() -> tuple[list[Sample], Packed, Wiring]:
 
 def texts(samples: list[Sample], pointers: dict[int, list[int]]) -> Packed:
     """Texts that take the rows of the given numbers."""
-    items = [
-        (samples[s].number, Item(units=len(p), arrays={"image_rows": np.array(p, np.int32)})) for s, p in pointers.items()
-    ]
+    items = [(samples[s].number, Item(units=len(p), arrays={"image_rows": np.array(p, np.int32)})) for s, p in pointers.items()]
     places = place([len(p) for p in pointers.values()], 24, 24)
     assert places is not None
     return pack([(s, 0) for s in pointers], items, places, {"image_rows": ArraySpec()}, (1, 24))

@@ -180,7 +180,8 @@ class Training:
         trainer, step = self.trainer, self.run.step
         where = f", run folder {self._folder.path}" if self._folder is not None else ""
         if not step:
-            return f"training {trainer.steps} steps of {trainer.batch} samples{where}"
+            go_on = " (the same command goes on with it)" if self._checkpoints is not None else ""
+            return f"training {trainer.steps} steps of {trainer.batch} samples{where}{go_on}"
         if step >= trainer.steps:
             return f"complete: {step} of {trainer.steps} steps are trained; raise train.steps to go on, or begin anew with --restart{where}"
         return f"resuming from step {step} of {trainer.steps}{where} (--restart begins anew)"

@@ -1,8 +1,9 @@
 """What scheduling costs: time per batch size, and whether it disturbs the thread that issues tasks.
 
-`python -m benchmarks.schedule` makes schedules of batches of a long-tailed multimodal workload with `Wavefront` on one core, and then issues
-the tasks of `benchmarks.dispatch` while schedules are made in another process (as in training), in a thread of the same process, and not
-at all. *Dispatch delay* is the time that the issuing of one task takes. Rounds of the three kinds take turns, because machines are noisy.
+`python -m benchmarks.schedule` makes schedules of batches of a long-tailed multimodal workload with `Wavefront` on one core, and then
+issues the tasks of `benchmarks.dispatch` while schedules are made in another process (as in training), in a thread of the same process,
+and not at all. *Dispatch delay* is the time that the issuing of one task takes. Rounds of the three kinds take turns, because machines
+are noisy.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Names are loaded when first used, so that `import maestro_jax.schedules` loads n
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 from typing import Any
 
@@ -38,6 +39,8 @@ __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("maestro_jax")
     if name not in _HOMES:
         raise AttributeError(f"module 'maestro_jax' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -36,7 +36,13 @@ class Resumed:
 
 
 def resume(
-    files: RunFolder, checkpoints: Checkpoints, shapes: Snapshot, data: Mapping[str, Any], config: str, note: Callable[[str], None]
+    files: RunFolder,
+    checkpoints: Checkpoints,
+    shapes: Snapshot,
+    data: Mapping[str, Any],
+    config: str,
+    steps: int,
+    note: Callable[[str], None],
 ) -> Resumed | None:
     """Finds out what a run goes on from, and prepares its folder.
 
@@ -46,13 +52,14 @@ def resume(
         shapes: what is configured now, with the shardings of the present plan.
         data: what decides which samples a step sees, as a checkpoint's state keeps it.
         config: the resolved configuration.
+        steps: how many the run is to have.
         note: told what the user should know.
 
     Returns:
         None when the run begins: the folder holds none, or one without a checkpoint, which is moved aside.
 
     Raises:
-        CheckpointError: no checkpoint is whole, or it does not fit.
+        CheckpointError: no checkpoint is whole, or it does not fit, or the run is complete and another one is configured now.
     """
     if not files.holds_run:
         return None
@@ -63,15 +70,33 @@ def resume(
         note("the folder holds a run without a checkpoint; it is kept in it as previous-N, and this one begins anew")
         return None
     settings = changed_settings(files.config(), config)
+    new_data = changed_data(commit.state["data"], data, commit.step)
+    if commit.step >= steps and (settings or new_data):
+        raise _complete(files, commit, [*new_data, *settings])
     check_fits(commit, shapes, settings, set_by)
     snapshot = checkpoints.restore(commit, shapes)
     for line in settings:
-        note(f"changed since step {commit.step}: {line}")
-    for line in changed_data(commit.state["data"], data, commit.step):
+        kept = "; the run keeps the parameters of its checkpoint" if ".weights = " in line else ""
+        note(f"changed since step {commit.step}: {line}{kept}")
+    for line in new_data:
         note(line)
-    files.go_on(commit.step, config)
+    if commit.step < steps:
+        files.go_on(commit.step, config)
     checkpoints.disown_newer(commit)
     return Resumed(commit=commit, snapshot=snapshot)
+
+
+def _complete(files: RunFolder, commit: Commit, changed: Sequence[str]) -> CheckpointError:
+    """Nothing would be trained with the new settings, and the folder would say that something was."""
+    more = [f"and {len(changed) - LINES} more"] if len(changed) > LINES else []
+    return CheckpointError(
+        f"the run in {str(files.path)!r} is complete, and another one is configured now.",
+        wanted=f"more steps than the {commit.step} that are trained, or a folder of its own for another run",
+        have="\n".join(["changed:", *changed[:LINES], *more]),
+        fix="choose another folder (--workdir=runs/NAME), raise the number of steps, or begin anew with --restart",
+        anchor="run-complete",
+        set_by="--workdir",
+    )
 
 
 def newest_good(checkpoints: Checkpoints, note: Callable[[str], None], set_by: str) -> Commit | None:
@@ -145,17 +170,20 @@ def check_fits(commit: Commit, shapes: Snapshot, settings: Sequence[str], set_by
 def changed_settings(before: str | None, now: str) -> list[str]:
     """Lists the settings that differ between two resolved configurations, as "name = old -> new".
 
-    >>> changed_settings("train.steps = 3  # default", "train.steps = 5  # command line")
+    >>> changed_settings("train.steps = 3  # default", "train.steps = 5  # command line  --gin.train.steps")
     ['train.steps = 3 -> 5']
     """
     old, new = _settings(before or ""), _settings(now)
     if not old or not new:
         return []
-    return [
-        f"{name} = {old.get(name, '(not set)')} -> {new.get(name, '(not set)')}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        before_now = old.get(name, NOT_SET), new.get(name, NOT_SET)
+        # What is left at its default in something that only one of the two has says nothing of its own.
+        says_nothing = NOT_SET in before_now and all(is_default for _, is_default in before_now)
+        if before_now[0][0] != before_now[1][0] and not says_nothing:
+            lines.append(f"{name} = {before_now[0][0]} -> {before_now[1][0]}")
+    return lines
 
 
 def changed_data(saved: Mapping[str, Any], now: Mapping[str, Any], step: int) -> list[str]:
@@ -193,11 +221,15 @@ def _layout(plan: Plan) -> dict[str, str]:
     return found
 
 
-def _settings(text: str) -> dict[str, str]:
-    """The bindings of a resolved configuration, without where they were set."""
+NOT_SET = ("(not set)", True)
+
+
+def _settings(text: str) -> dict[str, tuple[str, bool]]:
+    """The bindings of a resolved configuration: value, and whether it is a default."""
     found = {}
     for line in text.splitlines():
         match = re.fullmatch(r"([^#\s][^=]*?) = (.*)", line)
         if match:
-            found[match[1]] = match[2].partition("  # ")[0]
+            value, _, origin = match[2].partition("  # ")
+            found[match[1]] = value, origin == "default"
     return found

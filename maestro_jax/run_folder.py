@@ -32,7 +32,9 @@ from .errors import CheckpointError
 
 CONFIG, PLAN, ENVIRONMENT = "config.gin", "plan.txt", "env.json"
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
-LOCK = ".lock"
+LOCK, CHECKPOINTS = ".lock", "checkpoints"
+OWN = ("config.gin", "plan.txt", "env.json", METRICS, EVALUATIONS, CHECKPOINTS, "weights", "tensorboard", "wandb*", "*-until-*", ".*.tmp")
+"""What a run makes; whatever else lies in its folder is the user's and stays where it is."""
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("maestro_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -60,7 +62,7 @@ class RunFolder:
         with self._writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
-            self.holds_run = self.path_of(METRICS).exists()
+            self.holds_run = self.path_of(METRICS).exists() or self.path_of(CHECKPOINTS).exists()
             if restart and self.holds_run:
                 self.begin_anew()
             elif not self.holds_run:
@@ -76,7 +78,7 @@ class RunFolder:
         """
         self._refuse_working_folder()
         with self._writing(self.path):
-            self._set_aside([entry for entry in self.path.iterdir() if not entry.name.startswith("previous-") and entry.name != LOCK])
+            self._set_aside(sorted({entry for pattern in OWN for entry in self.path.glob(pattern)}))
             self.path_of(METRICS).touch()
         self.holds_run = False
 
@@ -102,7 +104,7 @@ class RunFolder:
     def config(self) -> str | None:
         """The configuration of the run that the folder holds, or None."""
         path = self.path_of(CONFIG)
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
 
     def close(self) -> None:
         """Lets another process use the folder; nothing more may be written."""

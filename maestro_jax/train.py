@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from . import configurables
 from .command_line import help_text, split_arguments
@@ -43,7 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return PREEMPTED
 
 
+def _preempted(number: int, frame: FrameType | None) -> NoReturn:
+    raise Preempted
+
+
 def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    # Until training begins and takes care of it itself: nothing has been trained that could be lost.
+    signal.signal(signal.SIGTERM, _preempted)
     config = load(args.gin_file, overrides, root="train")
     trainer: configurables.trainer.Trainer = config.build()
     with Terminal() as terminal:

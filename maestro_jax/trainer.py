@@ -260,6 +260,8 @@ class Trainer:
         setup = setup if setup is not None else self.setup()
         if setup.batches is None:
             self._refuse("steps", "at least 1 to describe a step", "0")
+        if step < 0:
+            self._refuse("step", "the number of a step, from 0", str(step))
         batches = [self.fitting(setup.plan, setup.dataset, setup.batches(n))[0] for n in range(step, step + self.run_ahead)]
         made = make_workload(setup.plan, batches, True, counted_costs(setup.plan), predict_bucket_bytes(setup.plan))
         return dataclasses.replace(made, name=f"steps {step} to {step + self.run_ahead - 1}")
@@ -300,17 +302,22 @@ class Trainer:
             stack.callback(checkpoints.close)
             shapes = snapshot_shapes(setup.plan, setup.optimizers)
             state = {"signature": shapes.signature(), "data": self._data_state(setup)}
-            resumed = resume(files, checkpoints, shapes, state["data"], config_text, screen.note)
-            files.write_config(config_text)
-            files.write_plan(plan_text(setup.plan, self.mean_units(setup.dataset)))
-            files.write_env(dict(setup.dataset.notes))
+            resumed = resume(files, checkpoints, shapes, state["data"], config_text, self.steps, screen.note)
             step = resumed.commit.step if resumed is not None else 0
+            # A run that is complete stays as it is.
+            going = not step or step < self.steps
+            plan = plan_text(setup.plan, self.mean_units(setup.dataset))
+            if going:
+                files.write_config(config_text)
+                files.write_plan(plan)
+                files.write_env(dict(setup.dataset.notes))
             writer = self.metrics.open(files.path, step=step, config_text=config_text) if self.metrics is not None else None
             if writer is not None:
                 stack.callback(writer.close)
             run = self.start(setup, screen.compiling, resumed)
             uses = self._before_training(run, screen, verify_step)
-            files.write_plan(plan_text(setup.plan, self.mean_units(setup.dataset)) + memory_text(uses))
+            if going:
+                files.write_plan(plan + memory_text(uses))
             state["schedule"] = {"policy": repr(self.policy), **costs_state(setup.plan, run.costs)}
             training = Training(run, screen, folder=files, checkpoints=checkpoints, writer=writer, state=state)
             if resumed is not None:

@@ -124,7 +124,8 @@ class Training:
         return True
 
     def _save(self) -> None:
-        if self._checkpoints is None or not self.run.step:
+        # After a skipped step, parameters may be what made it so: the checkpoint before it stays the newest.
+        if self._checkpoints is None or not self.run.step or self._skips.in_a_row:
             return
         step, state = self.run.step, {**self._state, "watch": self._watch.state(), "skips": self._skips.state()}
         state |= {"skipped_samples": self.run.skipped_samples, "heldout": self._last}
@@ -180,9 +181,13 @@ class Training:
         trainer, step = self.trainer, self.run.step
         where = f", run folder {self._folder.path}" if self._folder is not None else ""
         if not step:
-            return f"training {trainer.steps} steps of {trainer.batch} samples{where}"
+            go_on = " (the same command goes on with it)" if self._checkpoints is not None else ""
+            return f"training {trainer.steps} steps of {trainer.batch} samples{where}{go_on}"
         if step >= trainer.steps:
-            return f"complete: {step} of {trainer.steps} steps are trained; raise train.steps to go on, or begin anew with --restart{where}"
+            return (
+                f"complete: {step} of {trainer.steps} steps are trained{where}; nothing to do. Raise the number of steps to go on, "
+                "name another --workdir for another run, or begin anew with --restart"
+            )
         return f"resuming from step {step} of {trainer.steps}{where} (--restart begins anew)"
 
     def _last_lines(self, interrupt: Interrupt) -> list[str]:

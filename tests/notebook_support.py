@@ -1,6 +1,6 @@
-"""Executes a notebook with this interpreter; as a command, it writes the outputs into the file.
+"""Executes notebooks with this interpreter; as a command, it writes the outputs into the files.
 
-    python tests/notebook_support.py notebooks/distil.ipynb
+    python tests/notebook_support.py notebooks/*.ipynb
 
 What is stored has no times and no names of this machine, so that it changes only where results do.
 """
@@ -72,6 +72,20 @@ def store(path: Path) -> None:
         if "text/html" in data and len(data.get("text/plain", "")) > PLAIN:
             data["text/plain"] = data["text/plain"][:PLAIN] + "…"
     nbformat.write(notebook, path)
+
+
+def output(notebook: nbformat.NotebookNode, cell_id: str, kind: str) -> str:
+    """The one output of a cell, as "text/html", "text/markdown" or "text/plain"; "stream" for what it printed."""
+    [cell] = [cell for cell in notebook.cells if cell.id == cell_id]
+    [found] = cell.outputs
+    return found["text"] if kind == "stream" else found["data"][kind]
+
+
+def troubles(notebook: nbformat.NotebookNode) -> list[str]:
+    """Names cells that did not run in their order, and those with a word on stderr."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    disordered = [cell.id for number, cell in enumerate(cells, 1) if cell.execution_count != number]
+    return disordered + [f"{cell.id}: {each.text}" for cell in cells for each in cell.outputs if each.get("name") == "stderr"]
 
 
 def _environment(private: str) -> dict[str, str]:

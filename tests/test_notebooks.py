@@ -1,16 +1,21 @@
-"""The notebook runs from beginning to end, shows what it promises, and what is stored with it is what it shows."""
+"""What is stored with the notebooks; and that on distillation runs from beginning to end, and shows what it promises."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import nbformat
 import notebook_support
 import pytest
+from notebook_support import output
 
-NOTEBOOK = notebook_support.ROOT / "notebooks" / "distil.ipynb"
-STORED_BYTES = 200_000
+FOLDER = notebook_support.ROOT / "notebooks"
+NOTEBOOK = FOLDER / "distil.ipynb"
+STORED_BYTES = 300_000
+
+every_notebook = pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
 
 pytestmark = pytest.mark.xdist_group("notebook")  # one process executes it, where groups are kept together
 
@@ -29,17 +34,8 @@ def stored() -> nbformat.NotebookNode:
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
-def output(notebook: nbformat.NotebookNode, cell_id: str, kind: str) -> str:
-    """The one output of a cell, as "text/html" or "text/plain"; "stream" for what it printed."""
-    [cell] = [cell for cell in notebook.cells if cell.id == cell_id]
-    [found] = cell.outputs
-    return found["text"] if kind == "stream" else found["data"][kind]
-
-
 def test_every_cell_runs_without_a_word_on_stderr(executed: nbformat.NotebookNode) -> None:
-    cells = [cell for cell in executed.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert [(cell.id, each) for cell in cells for each in cell.outputs if each.get("name") == "stderr"] == []
+    assert notebook_support.troubles(executed) == []
 
 
 def test_the_graph_draws_both_sections(executed: nbformat.NotebookNode) -> None:
@@ -76,11 +72,15 @@ def test_the_student_alone_is_as_good(executed: nbformat.NotebookNode) -> None:
     assert float(alone) == pytest.approx(float(beside), abs=2e-4)
 
 
-def test_stored_outputs_are_those_of_one_run_from_beginning_to_end(stored: nbformat.NotebookNode) -> None:
-    cells = [cell for cell in stored.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert {each.output_type for cell in cells for each in cell.outputs} == {"execute_result", "stream"}
+def test_the_loss_is_stored(stored: nbformat.NotebookNode) -> None:
     assert "loss" in output(stored, "rest", "text/html")
+
+
+@every_notebook
+def test_stored_outputs_are_those_of_one_run_from_beginning_to_end(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook_support.troubles(notebook) == []
+    assert {each.output_type for cell in notebook.cells for each in cell.get("outputs", ())} == {"execute_result", "stream"}
 
 
 def test_stored_drawings_are_up_to_date(executed: nbformat.NotebookNode, stored: nbformat.NotebookNode) -> None:
@@ -89,15 +89,18 @@ def test_stored_drawings_are_up_to_date(executed: nbformat.NotebookNode, stored:
         assert output(stored, cell, "text/html") == output(executed, cell, "text/html")
 
 
-def test_the_stored_notebook_is_small_and_names_no_machine() -> None:
-    text = NOTEBOOK.read_text(encoding="utf-8")
+@every_notebook
+def test_the_stored_notebook_is_small_and_names_no_machine(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
     assert len(text) < STORED_BYTES
     assert re.findall(r"/(?:home|root|tmp|Users)/", text) == []
     assert '"version"' not in text
     assert "iopub" not in text  # times of execution
 
 
-def test_links_lead_somewhere(stored: nbformat.NotebookNode) -> None:
-    links = [link for cell in stored.cells if cell.cell_type == "markdown" for link in re.findall(r"\]\(([^)]+)\)", cell.source)]
+@every_notebook
+def test_links_lead_somewhere(path: Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    links = [link for cell in cells if cell.cell_type == "markdown" for link in re.findall(r"\]\(([^)]+)\)", cell.source)]
     assert links
-    assert [link for link in links if not (NOTEBOOK.parent / link).exists()] == []
+    assert [link for link in links if not (FOLDER / link).exists()] == []

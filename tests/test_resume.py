@@ -36,8 +36,10 @@ class Attempt:
         self.checkpoints = Checkpoints(path / "checkpoints", keep=3, set_by="--workdir")
         self.notes: list[str] = []
 
-    def resume(self, *, shapes: Snapshot | None = None, data: Mapping[str, Any] = DATA, config: str = CONFIG) -> Resumed | None:
-        return resume(self.files, self.checkpoints, shapes or snapshot(), data, config, self.notes.append)
+    def resume(
+        self, *, shapes: Snapshot | None = None, data: Mapping[str, Any] = DATA, config: str = CONFIG, steps: int = 10**6
+    ) -> Resumed | None:
+        return resume(self.files, self.checkpoints, shapes or snapshot(), data, config, steps, self.notes.append)
 
     def train(self, *steps: int) -> None:
         for step in steps:
@@ -234,7 +236,7 @@ def test_changed_settings_and_data_are_told_and_the_earlier_configuration_is_kep
 
 def test_the_restart_of_a_run_keeps_its_checkpoints(run: Path) -> None:
     files = RunFolder(run, restart=True)
-    assert resume(files, Checkpoints(run / "checkpoints"), snapshot(), DATA, CONFIG, pytest.fail) is None
+    assert resume(files, Checkpoints(run / "checkpoints"), snapshot(), DATA, CONFIG, 5, pytest.fail) is None
     assert [commit.step for commit in Checkpoints(run / "previous-1" / "checkpoints").commits()] == [3, 2, 1]
 
 
@@ -256,3 +258,28 @@ def test_data_that_is_the_same_is_not_worth_a_word() -> None:
     assert changed_data(DATA, dict(DATA), 3) == []
     [line] = changed_data(DATA, {"fingerprint": "4567", "seed": 0, "batch": 4}, 3)
     assert line.startswith("changed since step 3: the training data (0123 -> 4567), the number of samples in a step (8 -> 4);")
+
+
+def test_a_complete_run_is_not_mixed_with_another_one(run: Path) -> None:
+    """Nothing would be trained with the new settings, although the command looks as if it were."""
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    changes: list[Any] = [{"config": CONFIG.replace("seed = 0", "seed = 1")}, {"data": {**DATA, "fingerprint": "another"}}]
+    for changed in changes:
+        attempt = Attempt(run)
+        with pytest.raises(CheckpointError, match="is complete, and another one is configured now") as caught:
+            attempt.resume(steps=3, **changed)
+        assert caught.value.anchor == "run-complete"
+        attempt.close()
+    attempt = Attempt(run)
+    assert attempt.resume(steps=3) is not None
+    attempt.close()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+
+
+def test_a_folder_with_checkpoints_alone_goes_on(run: Path) -> None:
+    """Copied to another place without its metrics, for example: it must not be mixed with a run that begins."""
+    (run / "metrics.jsonl").unlink()
+    attempt = Attempt(run)
+    resumed = attempt.resume()
+    assert resumed is not None
+    assert resumed.commit.step == 3

@@ -94,13 +94,18 @@ def test_the_same_command_goes_on_and_restart_begins_anew(tmp_path: Path, capsys
     assert "note: changed since step 2: train.steps = 2 -> 4\n" in shown
     assert f"resuming from step 2 of 4, run folder {tmp_path / 'run'} (--restart begins anew)\n" in shown
     assert shown.count("checkpoint: step 4; the same command goes on from there\n") == 1
+    # Nothing would be trained, so another configuration is refused.
+    before = (tmp_path / "run" / "config.gin").read_text()
+    assert main([*command, "--gin.train.steps=4", "--gin.train.optimizer=@AdamW()"]) == 2
+    assert "is complete, and another one is configured now" in capsys.readouterr().err
+    assert (tmp_path / "run" / "config.gin").read_text() == before
     # Other optimizer state cannot go on; a new run can begin.
-    changed = [*command, "--gin.train.steps=4", "--gin.train.optimizer=@AdamW()"]
+    changed = [*command, "--gin.train.steps=6", "--gin.train.optimizer=@AdamW()"]
     assert main(changed) == 2
     refused = capsys.readouterr().err
     assert "the run cannot go on from its checkpoint of step 4: shapes have changed" in refused
     assert "b: optimizer/0/mu/inner is not there in the checkpoint, float32[8, 8] now" in refused
     assert "changed setting: train.optimizer = @Sgd() -> @AdamW()" in refused
     assert main([*changed, "--restart"]) == 0
-    assert f"training 4 steps of 6 samples, run folder {tmp_path / 'run'}\n" in capsys.readouterr().out
+    assert f"training 6 steps of 6 samples, run folder {tmp_path / 'run'} (the same command goes on with it)\n" in capsys.readouterr().out
     assert (tmp_path / "run" / "previous-1" / "checkpoints" / "00000004" / "manifest.json").exists()

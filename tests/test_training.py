@@ -140,7 +140,7 @@ def test_a_complete_run_stays_as_it_is(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "weights" / "c.safetensors").unlink()
     run, screen = fit(tmp_path, evaluate_every=3)
     assert run.step == 8
-    assert "complete: 8 of 8 steps are trained; raise train.steps to go on, or begin anew with --restart" in screen.text
+    assert "complete: 8 of 8 steps are trained" in screen.text
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").rglob("*")} == before
     assert weights(tmp_path) == weights(whole)
     assert records(tmp_path, "evaluations.jsonl") == records(whole, "evaluations.jsonl")
@@ -171,7 +171,8 @@ def test_the_best_checkpoint_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     saved: list[int] = []
     save = Checkpoints.save
     monkeypatch.setattr(Checkpoints, "save", lambda self, step, *more: (saved.append(step), save(self, step, *more)))
-    fit(tmp_path, **fields, steps=6)
+    # Without learning, so that nothing better comes.
+    fit(tmp_path, **{**fields, "optimizer": optax.sgd(0.0)}, steps=6)
     assert (saved, saved_steps(tmp_path)) == ([6], [6, lowest])
 
 
@@ -186,7 +187,8 @@ def test_the_end_of_a_run_that_only_skips_has_a_name(tmp_path: Path) -> None:
     assert (error.anchor, error.set_by) == ("steps-not-finite", "the calling program: Trainer.skip_limit")
     assert [record["applied"] for record in records(tmp_path)] == [True, False, False, False]
     assert records(tmp_path)[1]["not_finite"][0] == "objective c/cross_entropy is nan"
-    assert saved_steps(tmp_path) == [3, 2]
+    # After a skipped step nothing is saved: it might be what made it so.
+    assert saved_steps(tmp_path) == [1]
     assert screen.notes[0] == "step 2 is skipped in every section: objective c/cross_entropy is nan"
     assert "skipped (not finite)" in screen.text
 

@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
+from .scale import Scale
 from .svg import BLUE, ORANGE, drawing, element, readable, text
 from .tables import table_html
 
@@ -32,8 +33,8 @@ def curve(title: str, line: Points, dots: Points = ()) -> str:
     if not shown:
         parts.append(text(LEFT, HEIGHT / 2, "no finite value"))
         return drawing(WIDTH, HEIGHT, "".join(parts), f"{title}: no finite value")
-    steps = _Scale([step for step, _ in shown], LEFT, WIDTH - RIGHT - 6, least=1.0)
-    values = _Scale([value for _, value in shown], HEIGHT - BOTTOM, TOP)
+    steps = Scale([step for step, _ in shown], LEFT, WIDTH - RIGHT - 6, least=1.0)
+    values = Scale([value for _, value in shown], HEIGHT - BOTTOM, TOP)
     parts += [_grid_line(values.place(tick), f"{tick:g}") for tick in values.ticks]
     for tick in steps.ticks:
         parts.append(text(steps.place(tick), HEIGHT - 7, f"{tick:g}", text_anchor="middle", fill_opacity="0.75", font_size=11))
@@ -60,32 +61,6 @@ def step_html(step: int, metrics: Mapping[str, float], tokens: int) -> str:
     cells = [str(step), *(readable(metrics[name]) for name in names), f"{tokens:,}"]
     table = table_html(["step", *names, "tokens"], [cells], numbers=range(len(cells)))
     return table if metrics.get("applied", 1.0) else table + "<p>The step was skipped: nothing counted, or something was not finite.</p>"
-
-
-class _Scale:
-    """From values to pixels, with round numbers in between, which are at least `least` apart.
-
-    >>> _Scale([0.3, 9.7], 0, 100).ticks
-    [2.0, 4.0, 6.0, 8.0]
-    """
-
-    def __init__(self, values: Sequence[float], start: float, end: float, least: float = 0.0) -> None:
-        low, high = min(values), max(values)
-        # A constant still needs some height.
-        room = 0.0 if high > low else abs(high) * 0.05 or 1.0
-        self._low, self._high = low - room, high + room
-        self._start, self._end, self._least = start, end, least
-
-    def place(self, value: float) -> float:
-        return self._start + (value - self._low) / (self._high - self._low) * (self._end - self._start)
-
-    @property
-    def ticks(self) -> list[float]:
-        wanted = max((self._high - self._low) / 5, self._least)
-        power = 10.0 ** math.floor(math.log10(wanted))
-        width = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= 0.99 * wanted)
-        first, last = math.ceil(self._low / width - 1e-9), math.floor(self._high / width + 1e-9)
-        return [round(number * width, 12) for number in range(first, last + 1)]
 
 
 def _pieces(line: Points) -> list[list[tuple[float, float]]]:

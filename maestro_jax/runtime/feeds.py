@@ -20,7 +20,7 @@ from ..graph import Section
 from ..schedules import EdgeWork, Policy, Progress, SampleWork, Schedule, SectionWork, Task, Workload, place
 from ..schedules.cutting import microbatches_of
 from ..schedules.loop import Chooser
-from ..schedules.policies import replay
+from ..schedules.policies import check_covers, replay
 from ..schedules.worker import Worker
 from .arguments import Arguments
 from .check_sample import check_sample
@@ -200,6 +200,8 @@ class Preparer:
         workload = make_workload(self.plan, batches, training, self.costs, self.compiled.bucket_bytes)
         in_worker = getattr(self.policy, "in_worker", False)
         schedule = self._worker.schedule(self.policy, workload) if in_worker else self.policy.schedule(workload)
+        microbatches = microbatches_of(workload, schedule.tasks)
+        check_covers(workload, microbatches)
         tasks = [t for t in schedule.tasks if t.kind in ("forward", "forward_backward")]
         counts = [self._counts(batch) for batch in batches]
         feeds: dict[Micro, TaskFeed] = {}
@@ -224,7 +226,7 @@ class Preparer:
             )
             for number, batch in enumerate(batches)
         )
-        progress = Progress(workload, microbatches_of(workload, schedule.tasks))
+        progress = Progress(workload, microbatches)
         return Window(
             training=training,
             steps=steps,

@@ -7,11 +7,12 @@ only, so that the same workload gives the same schedule in every process.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from ..errors import ScheduleError
-from .cutting import cut
+from .cutting import Microbatch, cut
 from .loop import Chooser, Clock, Key, Progress, run
 from .tasks import Schedule, Task
 from .workload import Workload
@@ -102,6 +103,27 @@ def _check_tasks(progress: Progress, schedule: Schedule) -> None:
             raise _no_such_task(task, f"its micro-batch has a bucket of {microbatch.bucket}")
         if task.kind == "backward" and replica_of.get(("forward", *key[1:])) not in (None, task.replica):
             raise _no_such_task(task, "its forward is on another replica")
+
+
+def check_covers(workload: Workload, microbatches: Iterable[Microbatch]) -> None:
+    """Refuses micro-batches that leave an item out, or run one twice.
+
+    Raises:
+        ScheduleError: names a section and a sample.
+    """
+    wanted = {(n, s.id, i) for step in workload.steps for s in step for n, units in s.items.items() for i in range(len(units))}
+    found: Counter[tuple[str, int, int]] = Counter((m.section, *piece) for m in microbatches for piece in m.items)
+    wrong = sorted([*(wanted - found.keys()), *(piece for piece, count in found.items() if count > 1 or piece not in wanted)])
+    if wrong:
+        section, sample, item = wrong[0]
+        raise ScheduleError(
+            f"a schedule does not run every item once: item {item} of sample {sample} in section {section!r}.",
+            wanted="each item of the workload in one forward of its section",
+            have=f"it stands in {found[wrong[0]]} micro-batches; {len(wrong)} such items in all",
+            fix="schedule every sample of the workload",
+            anchor="schedule-task",
+            set_by="the schedule",
+        )
 
 
 def _no_such_task(task: Task, reason: str) -> ScheduleError:

@@ -51,6 +51,11 @@ class Schedule:
 
     tasks: tuple[Task, ...]
 
+    def _repr_html_(self) -> str:
+        from ..drawing.timeline import Timeline  # here, because only notebooks draw
+
+        return Timeline(schedule=self)._repr_html_()
+
     @property
     def makespan(self) -> int:
         """Scheduled end of the last task in nanoseconds, 0 without tasks."""

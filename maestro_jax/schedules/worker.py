@@ -46,9 +46,15 @@ class Worker:
         try:
             with self._lock:
                 answer = self._ask(pickle.dumps((policy, workload)))
-        except (OSError, EOFError, pickle.PickleError, AttributeError, ImportError) as error:
+        except Exception as error:  # pickling and unpickling run the code of others, which may fail in any way
             logger.warning("a schedule is made in this process, because the other one failed: %s: %s", type(error).__name__, error)
             self.close()
+            return policy.schedule(workload)
+        except BaseException:
+            # Ctrl-C between question and answer: the next question would get the answer to this one.
+            self.close()
+            raise
+        if answer is None:
             return policy.schedule(workload)
         if isinstance(answer, Exception):
             raise answer
@@ -94,8 +100,9 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 def serve() -> None:
     """Answers requests until the input ends; the other process's side of `Worker`."""
-    # Ctrl-C in a terminal reaches every process of its group; when to end is decided by the one that asked.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C in a terminal and SIGTERM of a batch system reach every process of a group; when to end is decided by the one that asked.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     # What issues tasks goes first where there are few cores.
     with contextlib.suppress(OSError):
         os.nice(5)
@@ -107,12 +114,24 @@ def serve() -> None:
             request = _read(sys.stdin.buffer)
         except EOFError:
             return
-        try:
-            policy, workload = pickle.loads(request)
-            answer: Any = policy.schedule(workload)
-        except Exception as error:  # passed on to the process that asked
-            answer = error
-        _write(answers, pickle.dumps(answer))
+        _write(answers, _answer(request))
+
+
+def _answer(request: bytes) -> bytes:
+    """A pickled schedule or error; None where the policy cannot be loaded or its answer cannot be sent, so that it is asked over there."""
+    try:
+        policy, workload = pickle.loads(request)
+    except Exception:  # a policy that only the other process can import
+        return pickle.dumps(None)
+    try:
+        answer: Any = policy.schedule(workload)
+    except Exception as error:  # passed on to the process that asked
+        answer = error
+    try:
+        pickle.loads(message := pickle.dumps(answer))
+    except Exception:  # an error whose class takes other arguments, for example
+        return pickle.dumps(None)
+    return message
 
 
 def _write(pipe: IO[bytes], message: bytes) -> None:

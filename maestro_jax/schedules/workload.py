@@ -171,6 +171,7 @@ class Workload:
             ScheduleError: when a key is missing or malformed.
         """
         try:
+            _check_numbers(raw)
             sections = {name: _section_from_json(s) for name, s in raw["sections"].items()}
             edges = tuple(
                 EdgeWork(
@@ -186,7 +187,7 @@ class Workload:
             steps = tuple(
                 tuple(SampleWork(id=s["id"], items={n: tuple(u) for n, u in s["items"].items()}) for s in step) for step in raw["steps"]
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise _malformed(
                 "a workload file is malformed", "the keys sections, edges and steps", f"{type(error).__name__}: {error}"
             ) from error
@@ -217,6 +218,26 @@ def _check_section(name: str, section: SectionWork) -> None:
     for wanted, is_wrong in wrong.items():
         if is_wrong:
             raise _malformed(f"section {name!r} cannot run", wanted, str(section))
+
+
+def _check_numbers(raw: Mapping[str, Any]) -> None:
+    """Every number is whole and not negative; JSON knows other ones, and texts that look like numbers."""
+    found: list[tuple[str, Any]] = []
+    for name, section in raw["sections"].items():
+        found += [(f"{name}.{key}", section[key]) for key in ("replicas", "max_inflight", "update")]
+        found += [(f"{name}.{key}", section[key]) for key in ("row_length", "max_bytes") if section.get(key) is not None]
+        found += [(f"{name}.{key}", n) for key in ("buckets", "bucket_bytes") for n in section.get(key) or ()]
+        found += [(f"{name}.devices", n) for devices in section.get("devices") or () for n in devices]
+        found += [(f"{name}.{key}", n) for key in ("forward", "backward") for n in section[key].values()]
+        if not isinstance(section["trainable"], bool):
+            raise TypeError(f"{name}.trainable is {section['trainable']!r}, neither true nor false")
+    for edge in raw["edges"]:
+        found += [("delay", edge["delay"]), *((key, edge[key]) for key in ("fan_in", "fan_out") if edge.get(key) is not None)]
+    for sample in (sample for step in raw["steps"] for sample in step):
+        found += [("id", sample["id"]), *(("items", n) for units in sample["items"].values() for n in units)]
+    for name, value in found:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise TypeError(f"{name} holds {value!r}, which is no whole number of at least 0")
 
 
 def _section_from_json(raw: Mapping[str, Any]) -> SectionWork:

@@ -15,10 +15,11 @@ from engines import Setup, build, worst_leaf
 from support import chain, student_functions, teacher_functions, text_samples
 
 from maestro_jax.data import Item, Sample
-from maestro_jax.errors import DataError, EdgeError, MeshError
+from maestro_jax.errors import DataError, EdgeError, MeshError, ScheduleError
 from maestro_jax.graph import Objective, SectionGraph
 from maestro_jax.runtime import dispatcher
 from maestro_jax.runtime.programs import SectionFunctions
+from maestro_jax.schedules import InOrder, Schedule, Workload
 
 SAMPLES = text_samples(20)
 
@@ -227,6 +228,16 @@ def test_an_array_on_another_mesh_is_named() -> None:
 def test_a_sample_that_fits_no_micro_batch_is_named() -> None:
     setup = build(chain(middle={"microbatch": 16}))
     with pytest.raises(DataError, match=r"sample '.*' is longer than the largest micro-batch of section 'middle'"):
+        setup.preparer.prepare(SAMPLES, 0)
+
+
+def test_a_schedule_that_leaves_a_sample_out_is_refused() -> None:
+    class Forgetful:
+        def schedule(self, workload: Workload) -> Schedule:
+            return InOrder().schedule(dataclasses.replace(workload, steps=tuple(step[:-1] for step in workload.steps)))
+
+    setup = build(chain(), policy=Forgetful())
+    with pytest.raises(ScheduleError, match="does not run every item once: item 0 of sample 19 in section 'middle'"):
         setup.preparer.prepare(SAMPLES, 0)
 
 

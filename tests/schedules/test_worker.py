@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 from workload_support import Refusing, Talkative, raw_file
 
 from maestro_jax.errors import ScheduleError
-from maestro_jax.schedules import InOrder, Workload
+from maestro_jax.schedules import InOrder, Schedule, Workload
+from maestro_jax.schedules import worker as worker_module
 from maestro_jax.schedules.worker import Worker
 
 WORKLOAD = Workload.from_json(raw_file("mllm_tiny_batch"))
@@ -81,3 +84,32 @@ def test_it_loads_no_jax_and_does_not_run_a_script_again(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, str(script), str(path)], capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["script runs", "no jax"]
+
+
+def test_an_interrupt_between_question_and_answer_does_not_leave_the_answer_to_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker()
+    worker.schedule(InOrder(), WORKLOAD)
+    read = worker_module._read
+
+    def interrupted(*_: object) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker_module, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        worker.schedule(InOrder(), Workload.from_json(raw_file("kd_three_steps")))
+    monkeypatch.setattr(worker_module, "_read", read)
+    assert worker.schedule(InOrder(), WORKLOAD).digest() == InOrder().schedule(WORKLOAD).digest()
+    worker.close()
+
+
+def test_a_policy_that_cannot_be_sent_is_asked_here() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Locked:
+        lock: object = dataclasses.field(default_factory=threading.Lock)
+
+        def schedule(self, workload: Workload) -> Schedule:
+            return InOrder().schedule(workload)
+
+    worker = Worker()
+    assert worker.schedule(Locked(), WORKLOAD).digest() == InOrder().schedule(WORKLOAD).digest()
+    worker.close()

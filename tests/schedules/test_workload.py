@@ -119,3 +119,28 @@ def test_file_with_an_unknown_cost_is_refused() -> None:
     raw["sections"]["a"]["forward"]["per_cube"] = 1
     with pytest.raises(ScheduleError, match="per_cube"):
         Workload.from_json(raw)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("sections", "vision", "max_inflight"), "x"),
+        (("sections", "vision", "replicas"), 1.0),
+        (("sections", "vision", "buckets"), [4.5, 8]),
+        (("sections", "vision", "trainable"), "no"),
+        (("sections", "vision", "forward", "fixed"), -1),
+        (("edges", 0, "delay"), None),
+        (("edges", 0, "delay"), float("inf")),
+        (("steps", 0, 0, "id"), []),
+        (("steps", 0, 0, "items"), {"vision": [0.5]}),
+    ],
+    ids=str,
+)
+def test_numbers_that_are_not_whole_are_refused(place: tuple[Any, ...], value: Any) -> None:
+    raw = support.raw_file("mllm_tiny_batch")
+    inside: Any = raw
+    for key in place[:-1]:
+        inside = inside[key]
+    inside[place[-1]] = value
+    with pytest.raises(ScheduleError, match="a workload file is malformed"):
+        Workload.from_json(raw)

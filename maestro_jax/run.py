@@ -87,7 +87,7 @@ class Run:
         dataset: the data.
         engine: parameters and compiled programs.
         step: optimizer steps that were issued.
-        skipped_samples: samples left out because no micro-batch could hold them.
+        skipped_samples: how many samples were left out, by kind: the heading of docs/errors.md that explains it.
         objectives: section -> names of its objectives.
         weights: "section/objective" -> weight in the loss.
     """
@@ -105,7 +105,7 @@ class Run:
     ) -> None:
         self.trainer, self.dataset, self.engine = trainer, dataset, engine
         self.step = step
-        self.skipped_samples = 0
+        self.skipped_samples: collections.Counter[str] = collections.Counter()
         self._batches, self._preparer, self._evaluation = batches, preparer, evaluation
         self._bad: dict[int, list[DataError]] = {}
         sections = trainer.graph.sections
@@ -157,7 +157,7 @@ class Run:
             return {}
         batches = itertools.islice(heldout_batches(self.dataset, self.trainer.batch), self.trainer.evaluate_batches)
         going = itertools.takewhile(lambda _: not stop(), batches)
-        values = self.engine.evaluate(self._preparer.prepare(self._fitting(batch), 0, training=False) for batch in going)
+        values = self.engine.evaluate(self._preparer.prepare(self._fitting(*batch), 0, training=False) for batch in going)
         return {} if stop() else values
 
     @property
@@ -167,7 +167,7 @@ class Run:
 
     def measure_costs(self, steps: int = 3) -> None:
         """Runs tasks of the next steps one by one, the first step to warm up, and fits costs to what they took; trains nothing."""
-        skipped = self.skipped_samples
+        skipped = self.skipped_samples.copy()
         windows = (self._prepare(range(n, n + 1)) for n in range(self.step, self.step + steps))
         self._preparer.costs = fitted_costs(self._preparer.costs, measure(self.engine, windows))
         # These samples come again.
@@ -207,12 +207,12 @@ class Run:
     def _prepare(self, steps: range) -> Window:
         if self._batches is None:
             raise RuntimeError("a run of 0 steps has no training batches")
-        return self._preparer.prepare_window([self._fitting(self._batches(step), step + 1) for step in steps], steps.start)
+        return self._preparer.prepare_window([self._fitting(*self._batches.read(step), step + 1) for step in steps], steps.start)
 
-    def _fitting(self, samples: Sequence[Sample], step: int | None = None) -> list[Sample]:
-        good, bad = self.trainer.fitting(self.engine.plan, self.dataset, samples)
+    def _fitting(self, samples: Sequence[Sample], unread: Sequence[DataError], step: int | None = None) -> list[Sample]:
+        good, bad = self.trainer.fitting(self.engine.plan, self.dataset, samples, unread)
         if step is None:
-            self.skipped_samples += len(bad)
+            self.skipped_samples.update(error.anchor for error in bad)
         elif bad:
             self._bad[step] = bad
         return good
@@ -220,7 +220,7 @@ class Run:
     def _result(self, report: StepReport, seconds: float) -> StepResult:
         step = report.prepared.step + 1
         # Counted here and not where they are found: steps that are prepared ahead do not count in a checkpoint.
-        self.skipped_samples += len(self._bad.get(step, ()))
+        self.skipped_samples.update(error.anchor for error in self._bad.get(step, ()))
         return StepResult(
             step=step,
             seconds=seconds,

@@ -18,7 +18,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from .checkpoint import Checkpoints
 from .config import check_fields, configurable
-from .data import Batches, Dataset, Sample
+from .data import Batches, Dataset, Part, Sample
+from .data.batches import readable
 from .data.sources import check_vocabulary
 from .errors import ConfigError, DataError, set_by
 from .graph import Section, SectionGraph
@@ -85,7 +86,7 @@ class Trainer:
         keep_best: held-out objective ("section/objective", lower is better) whose best checkpoint stays besides; None keeps none.
         skip_limit: most steps in a row that may be skipped because something is not finite.
         metrics: where numbers go besides metrics.jsonl: TensorBoard(), WeightsAndBiases(), or None.
-        on_bad_sample: what to do with a sample that fits no micro-batch: "raise", or "skip" it and count.
+        on_bad_sample: what to do with a sample that cannot be read or fits no micro-batch: "raise", or "skip" it and count its kind.
         share_devices: with fewer devices than the plan asks for, let sections share them instead of refusing.
         in_flight: most unfinished tasks that a replica is given.
         save_dtype: precision of the final weights on disk.
@@ -262,7 +263,7 @@ class Trainer:
             self._refuse("steps", "at least 1 to describe a step", "0")
         if step < 0:
             self._refuse("step", "the number of a step, from 0", str(step))
-        batches = [self.fitting(setup.plan, setup.dataset, setup.batches(n))[0] for n in range(step, step + self.run_ahead)]
+        batches = [self.fitting(setup.plan, setup.dataset, *setup.batches.read(n))[0] for n in range(step, step + self.run_ahead)]
         made = make_workload(setup.plan, batches, True, counted_costs(setup.plan), predict_bucket_bytes(setup.plan))
         return dataclasses.replace(made, name=f"steps {step} to {step + self.run_ahead - 1}")
 
@@ -340,25 +341,40 @@ class Trainer:
         return {"fingerprint": setup.dataset.fingerprint(), "seed": self.seed, "batch": self.batch}
 
     def mean_units(self, dataset: Dataset, samples: int = 256) -> dict[str, float]:
-        """Section -> units in the items of a step, estimated from samples that are spread over the data."""
-        some = [dataset.train[n] for n in range(0, len(dataset.train), max(1, len(dataset.train) // samples))]
-        found = {}
-        for section in self.graph.sections:
-            units = sum(item.units for sample in some for item in sample.items.get(section.reads, ()))
-            found[section.name] = self.batch * units / len(some) if some else 0.0
+        """Section -> units in the items of a step, estimated from samples that are spread over the data, each part by its weight."""
+        parts = dataset.parts or (Part("", len(dataset.train), 1.0),)
+        whole, first = sum(part.weight for part in parts), 0
+        found = dict.fromkeys((section.name for section in self.graph.sections), 0.0)
+        for part in parts:
+            places = range(first, first + part.samples, max(1, part.samples * len(parts) // samples))
+            some, _ = readable(dataset.train, places)
+            first += part.samples
+            for section in self.graph.sections if some else ():
+                units = sum(item.units for sample in some for item in sample.items.get(section.reads, ()))
+                found[section.name] += self.batch * part.weight / whole * units / len(some)
         return found
 
     def _optimizer(self, section: Section) -> Any:
         owner = section if section.optimizer is not None else self
         return build_optimizer(owner.optimizer, set_by(owner, "optimizer"))
 
-    def fitting(self, plan: Plan, dataset: Dataset, samples: Sequence[Sample]) -> tuple[list[Sample], list[DataError]]:
+    def fitting(
+        self, plan: Plan, dataset: Dataset, samples: Sequence[Sample], unread: Sequence[DataError] = ()
+    ) -> tuple[list[Sample], list[DataError]]:
         """Splits a batch into samples that every section can hold and the errors of the others.
+
+        Args:
+            plan: where sections run.
+            dataset: where the samples come from.
+            samples: those that could be read.
+            unread: the errors of those that could not.
 
         Raises:
             DataError: for the first bad sample, when `on_bad_sample` is "raise".
         """
-        good, bad = [], []
+        if unread and self.on_bad_sample == "raise":
+            raise unread[0]
+        good, bad = [], list(unread)
         for sample in samples:
             try:
                 check_sample(plan, dataset.specs, sample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ class Training:
         state = commit.state
         self._watch.restore(state["watch"])
         self._skips.restore(state["skips"])
-        self.run.skipped_samples = state["skipped_samples"]
+        self.run.skipped_samples = collections.Counter(state["skipped_samples"])
         self._last, self._evaluated_step = dict(state["heldout"]), commit.step if commit.heldout else None
         best = self._checkpoints.best() if self._checkpoints is not None else None
         self._best = best[0] if best is not None else None
@@ -128,7 +129,7 @@ class Training:
         if self._checkpoints is None or not self.run.step or self._skips.in_a_row:
             return
         step, state = self.run.step, {**self._state, "watch": self._watch.state(), "skips": self._skips.state()}
-        state |= {"skipped_samples": self.run.skipped_samples, "heldout": self._last}
+        state |= {"skipped_samples": dict(self.run.skipped_samples), "heldout": self._last}
         self._checkpoints.save(step, self.run.engine.snapshot(), state, self._last if self._evaluated_step == step else None)
         self._saved_step = step
 
@@ -198,7 +199,8 @@ class Training:
             count = self._skips.skipped + self._skips.empty
             lines.append(f"{count} steps were skipped because a gradient was not finite or nothing counted")
         if run.skipped_samples:
-            lines.append(f"{run.skipped_samples} samples were skipped because no micro-batch could hold them")
+            kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(run.skipped_samples.items()))
+            lines.append(f"{run.skipped_samples.total()} samples were skipped: {kinds} (explained in docs/errors.md)")
         if self._folder is not None:
             saved = run.save(self._folder.path / "weights") if run.step else []
             lines += [f"weights: {path}" for path in saved]

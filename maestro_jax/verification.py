@@ -181,7 +181,7 @@ def _next_samples(run: Run) -> Iterator[Sample]:
     trainer, seen = run.trainer, set()
     batches = Batches(run.dataset, trainer.batch, trainer.seed, set_by=set_by(trainer, "batch"))
     for step in range(run.step, run.step + batches.steps_per_epoch):
-        for sample in trainer.fitting(run.engine.plan, run.dataset, batches(step))[0]:
+        for sample in trainer.fitting(run.engine.plan, run.dataset, *batches.read(step))[0]:
             if sample.id not in seen:
                 seen.add(sample.id)
                 yield sample

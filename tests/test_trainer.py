@@ -17,7 +17,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from support import TEXT_SPECS, chain, text_samples
 
-from maestro_jax.data import Dataset
+from maestro_jax.data import Dataset, LazySamples, Part, Sample
+from maestro_jax.data.lazy import Digest
 from maestro_jax.distill import Distilled
 from maestro_jax.errors import CheckpointError, ConfigError, DataError, GraphError, MaestroError, MeshError
 from maestro_jax.graph import Objective
@@ -108,7 +109,34 @@ def test_long_samples_are_refused_or_skipped_and_counted() -> None:
     run = trainer(graph=graph, on_bad_sample="skip").start()
     assert len(list(run.steps())) == 3
     seen = [s for step in range(3) for s in run._batches(step)] if run._batches else []
-    assert run.skipped_samples == sum(s.items["text"][0].units > 20 for s in seen) > 0
+    assert run.skipped_samples.total() == run.skipped_samples["sample-too-long"] == sum(s.items["text"][0].units > 20 for s in seen) > 0
+
+
+class Damaged(LazySamples):
+    """The samples of `text_samples`, of which every third cannot be read."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def read(self, number: int) -> Sample:
+        if number % 3 == 0:
+            raise DataError(f"sample {number}: gone.", wanted="a file", have="none", fix="restore it", anchor="media-missing")
+        return text_samples(20)[number]
+
+    def hash_into(self, digest: Digest) -> None:
+        digest.update(b"damaged")
+
+
+def test_samples_that_cannot_be_read_are_refused_or_skipped_and_counted_by_kind() -> None:
+    data = dataset(train=Damaged(), heldout=Damaged())
+    with pytest.raises(DataError, match=r"sample \d+: gone"):
+        list(trainer(data=data).start().steps())
+    run = trainer(data=data, on_bad_sample="skip", batch=20, steps=2).start()
+    results = list(run.steps())
+    assert [len(run.bad_samples(result.step)) for result in results] == [7, 7]
+    assert run.skipped_samples == {"media-missing": 14}
+    assert run.evaluate()["student/cross_entropy"] > 0
+    assert run.skipped_samples == {"media-missing": 21}
 
 
 def test_weights_are_loaded_by_prefix(tmp_path: Path) -> None:
@@ -316,3 +344,10 @@ def test_compiled_programs_are_kept_in_a_folder_of_the_users_choice(tmp_path: Pa
         for name, value in before.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
+
+
+def test_mean_units_weigh_parts_as_steps_do() -> None:
+    samples = [*text_samples(40, shortest=4, longest=4), *text_samples(4, shortest=12, longest=12)]
+    samples = [dataclasses.replace(sample, id=f"{number}") for number, sample in enumerate(samples)]
+    data = dataset(train=samples, parts=(Part("short", 40, 1.0), Part("long", 4, 3.0)))
+    assert trainer(batch=4).mean_units(data)["teacher"] == 4 + 3 * 12

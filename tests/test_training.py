@@ -255,8 +255,8 @@ def test_samples_that_fit_nowhere_are_named_and_counted_once(tmp_path: Path) -> 
     fields = {"graph": chain(middle={"microbatch": 20}), "on_bad_sample": "skip", "steps": 6, "checkpoint_every": 2, "evaluate_batches": 0}
     run, screen = fit(tmp_path / "whole", **fields)
     named = [what for record in records(tmp_path / "whole") for what in record.get("bad_samples", [])]
-    assert run.skipped_samples == len(named) > training.SHOWN_BAD_SAMPLES
-    assert f"{len(named)} samples were skipped because no micro-batch could hold them" in screen.text
+    assert run.skipped_samples.total() == len(named) > training.SHOWN_BAD_SAMPLES
+    assert f"{len(named)} samples were skipped: sample-too-long {len(named)} (explained in docs/errors.md)" in screen.text
     assert len(screen.notes) == training.SHOWN_BAD_SAMPLES
     assert screen.notes[0].endswith(f"{named[0]} It is left out.")
     # Samples that were only prepared when the run stopped are not counted twice.

@@ -16,7 +16,7 @@ import bisect
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -75,16 +75,28 @@ class Batches:
         """Returns the samples of a step, counted from 0, part by part; the same ones whichever steps were asked for before.
 
         Raises:
+            DataError: one of them cannot be read, or two have one id.
+        """
+        samples, bad = self.read(step)
+        if bad:
+            raise bad[0]
+        return samples
+
+    def read(self, step: int) -> tuple[list[Sample], list[DataError]]:
+        """Returns the samples of a step that can be read, and the errors of the others.
+
+        Raises:
             DataError: two of them have one id.
         """
         before, after = (shares(n * self._batch, self._weights) for n in (step, step + 1))
-        chosen = []
+        places = []
         for number, order in enumerate(self._orders):
             epoch = step // order.steps
             start = shares(epoch * order.steps * self._batch, self._weights)[number]
-            chosen += [self._train[order.place(epoch, n - start)] for n in range(before[number], after[number])]
-        refuse_repeated_ids(chosen, f"the batch of step {step}")
-        return chosen
+            places += [order.place(epoch, n - start) for n in range(before[number], after[number])]
+        samples, bad = readable(self._train, places)
+        refuse_repeated_ids(samples, f"the batch of step {step}")
+        return samples, bad
 
     def _steps_per_epoch(self, number: int, part: Part, set_by: str) -> int:
         """The most steps in a row that never take more samples of a part than it has."""
@@ -156,10 +168,21 @@ def most(total: int, weights: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def heldout_batches(dataset: Dataset, batch: int) -> Iterator[list[Sample]]:
-    """Yields every held-out sample once, in order, in lists of `batch` samples; the last list may be shorter."""
+def heldout_batches(dataset: Dataset, batch: int) -> Iterator[tuple[list[Sample], list[DataError]]]:
+    """Yields every held-out sample once, in order, `batch` at a time: those that can be read, and the errors of the others."""
     for start in range(0, len(dataset.heldout), batch):
-        yield [dataset.heldout[n] for n in range(start, min(start + batch, len(dataset.heldout)))]
+        yield readable(dataset.heldout, range(start, min(start + batch, len(dataset.heldout))))
+
+
+def readable(samples: Sequence[Sample], places: Iterable[int]) -> tuple[list[Sample], list[DataError]]:
+    """Reads the samples at some places: returns those that can be read, and the errors of the others."""
+    good, bad = [], []
+    for place in places:
+        try:
+            good.append(samples[place])
+        except DataError as error:
+            bad.append(error)
+    return good, bad
 
 
 def _shuffled(part: Part, seed: int) -> Any:

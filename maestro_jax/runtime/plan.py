@@ -18,7 +18,6 @@ from ..graph.shapes import Specs, compute_shape
 from ..meshes import Request, Submesh, Wire, carve, partition_spec, shrink, spread
 from ..meshes.transfers import stripes
 
-
 SPARE_FANS = 3
 """Slots beyond what sizes need, of an edge whose rows may go anywhere."""
 

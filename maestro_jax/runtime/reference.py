@@ -45,7 +45,9 @@ def reference_gradients(
     batches = {s.name: _rows(s.reads, specs, samples) for s in graph.sections}
     for name, key in (keys or {}).items():
         batches[name]["key"] = key
-    pairs = {e.label: _pairs(graph[e.producer].reads, graph[e.consumer].reads, samples, e.rows, shapes.merges[e.label]) for e in graph.edges}
+    pairs = {
+        e.label: _pairs(graph[e.producer].reads, graph[e.consumer].reads, samples, e.rows, shapes.merges[e.label]) for e in graph.edges
+    }
     scales = {s.name: {n: _scale(o, s.reads, samples) for n, o in s.objectives.items()} for s in graph.sections}
     trained = {
         s.name: {p: v for p, v in params[s.name].items() if not s.is_frozen(p) and jnp.issubdtype(v.dtype, jnp.floating)}
@@ -90,7 +92,7 @@ def _rows(stream: str, specs: Specs, samples: Sequence[Sample]) -> dict[str, np.
 
 
 def _pairs(producer: str, consumer: str, samples: Sequence[Sample], rows: str | None, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each unit of the consumer `[items, length]`: the producer's item and the row in it that it takes; beyond them where there is none."""
+    """For each unit of the consumer `[items, length]`: the producer's item and the row in it that it takes; beyond them where none is."""
     first: dict[int, int] = {}
     items = 0
     for number, sample in enumerate(samples):

@@ -181,7 +181,7 @@ def _edge_row(graph: SectionGraph, edge: Edge, producer: SectionShapes) -> tuple
 
 def _merge(shape: Any, rows: int, length: int) -> int | None:
     """How many units of a micro-batch become one row of an output; None where it is no output of rows."""
-    found: tuple[int, ...] = getattr(shape, "shape", ())
+    found: list[int] = [*getattr(shape, "shape", ())]
     fits = len(found) == 3 and found[0] == rows and found[1] > 0 and length % found[1] == 0 and jnp.issubdtype(shape.dtype, jnp.floating)
     return length // found[1] if fits else None
 

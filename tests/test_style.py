@@ -130,7 +130,8 @@ def anchors(path: Path, positions: dict[str, int]) -> Iterator[tuple[str, str]]:
     """Yields (place, anchor) for every string given as an argument `anchor`, by name or position, and for its defaults."""
     values: list[ast.expr] = []
     for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Call):
+        # What an exception hands to its own base is a text.
+        if isinstance(node, ast.Call) and not ast.unparse(node.func).startswith("super()"):
             position = positions.get(ast.unparse(node.func).split(".")[-1], len(node.args))
             values += [keyword.value for keyword in node.keywords if keyword.arg == "anchor"] + node.args[position : position + 1]
         elif isinstance(node, ast.arguments):

@@ -11,7 +11,6 @@ file; and what is in its queue is lost when the process is killed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import re
@@ -19,12 +18,13 @@ import socket
 import struct
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from .config import check_fields, configurable
-from .errors import CheckpointError, ConfigError, set_by
+from .errors import ConfigError, set_by
+from .files import writing
 
 PLAIN = ("loss", "gradient_norm", "tokens_per_second", "seconds", "applied", "skipped_steps")
 """Entries of a step's record that are written under their own name."""
@@ -139,7 +139,7 @@ class WeightsAndBiases:
         origin = set_by(self, "mode")
         wandb = _wandb(origin)
         id_file = Path(folder) / "wandb_run_id"
-        with _writing(id_file):
+        with writing(id_file, set_by="the run folder"):
             id_file.parent.mkdir(parents=True, exist_ok=True)
             known = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else None
         name = (self.name if self.name is not None else Path(folder).resolve().name) + (f" from step {step}" if step else "")
@@ -167,7 +167,7 @@ class WeightsAndBiases:
                 set_by=origin,
             ) from error
         if not (run.offline or run.disabled):
-            with _writing(id_file):
+            with writing(id_file, set_by="the run folder"):
                 id_file.write_text(run.id + "\n", encoding="utf-8")
         return _WandbRun(run, self.every)
 
@@ -199,7 +199,7 @@ class _EventFile:
         self._summaries: Any = importlib.import_module("tensorboardX.summary")
         self._checksum: Any = importlib.import_module("tensorboardX.record_writer").masked_crc32c
         self._every = every
-        with _writing(folder):
+        with writing(folder, set_by="the run folder"):
             folder.mkdir(parents=True, exist_ok=True)
             # Later than every other file, also when two begin within a second or on machines whose clocks differ.
             others = [int(match[1]) for path in folder.iterdir() if (match := EVENT_FILE.fullmatch(path.name))]
@@ -249,7 +249,7 @@ class _EventFile:
         content = self._events.Event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(content))
         rest = memoryview(b"".join((length, self._sum(length), content, self._sum(content))))
-        with _writing(self._path):
+        with writing(self._path, set_by="the run folder"):
             while rest:
                 # Where the disk is nearly full, a write may take a part; the next one then says why.
                 rest = rest[self._file.write(rest) :]
@@ -335,19 +335,3 @@ def _check_every(owner: TensorBoard | WeightsAndBiases) -> None:
             anchor="metrics-every",
             set_by=set_by(owner, "every"),
         )
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turns what the file system refuses into an error for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"{str(path)!r} cannot be written.",
-            wanted="a run folder that can be made and written, with room on its disk",
-            have=f"{type(error).__name__}: {error}",
-            fix="choose another folder, or change its permissions",
-            anchor="run-folder-unwritable",
-            set_by="the run folder",
-        ) from error

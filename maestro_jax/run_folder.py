@@ -21,7 +21,7 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ import jax
 import numpy as np
 
 from .errors import CheckpointError
+from .files import writing
 
 CONFIG, PLAN, ENVIRONMENT = "config.gin", "plan.txt", "env.json"
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
@@ -234,20 +235,8 @@ class RunFolder:
             set_by=self._set_by,
         )
 
-    @contextlib.contextmanager
-    def _writing(self, path: Path) -> Iterator[None]:
-        """Turns what the file system refuses into an error for the user."""
-        try:
-            yield
-        except OSError as error:
-            raise CheckpointError(
-                f"{str(path)!r} cannot be written.",
-                wanted="a run folder that can be made and written, with room on its disk",
-                have=f"{type(error).__name__}: {error}",
-                fix="choose another folder, or change its permissions",
-                anchor="run-folder-unwritable",
-                set_by=self._set_by,
-            ) from error
+    def _writing(self, path: Path) -> contextlib.AbstractContextManager[None]:
+        return writing(path, set_by=self._set_by)
 
 
 def default_folder(config_name: str) -> Path:

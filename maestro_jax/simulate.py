@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import MaestroError, ScheduleError, did_you_mean
-from .schedules import Schedule, Workload
+from .files import write_output
+from .schedules import Workload
 from .simulation import POLICIES, describe, simulate, table
 
 
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise _unknown(args.policy)
         found = simulate(workload, args.policy)
         if args.schedule_out:
-            _write(args.schedule_out, found.schedule)
+            text = json.dumps(found.schedule.to_json())
+            write_output(args.schedule_out, text, what="schedule", flag="--schedule_out", kind=ScheduleError)
         print(json.dumps(found.to_json(), indent=2) if args.json else describe(found))
         return 0
     except MaestroError as error:
@@ -67,20 +69,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON; times in nanoseconds")
     parser.add_argument("--compare", action="store_true", help="print a table of all policies")
     return parser
-
-
-def _write(path: str, schedule: Schedule) -> None:
-    try:
-        Path(path).write_text(json.dumps(schedule.to_json()), encoding="utf-8")
-    except OSError as error:
-        raise ScheduleError(
-            f"the schedule cannot be written to {path!r}.",
-            wanted="a file in a folder that exists and can be written",
-            have=f"{type(error).__name__}: {error}",
-            fix="choose another file",
-            anchor="file-unwritable",
-            set_by="command line  --schedule_out",
-        ) from error
 
 
 def _unknown(name: str) -> ScheduleError:

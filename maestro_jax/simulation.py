@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .schedules import Gap, InOrder, Lockstep, Policy, Schedule, Sequential, Wavefront, Workload, gap_of, lower_bound
+from .schedules import Gap, InOrder, Lockstep, Policy, Schedule, Sequential, Wavefront, Workload, gap_of, lower_bound, utilization_of
 
 POLICIES: Mapping[str, type[Policy]] = {"wavefront": Wavefront, "in_order": InOrder, "lockstep": Lockstep, "sequential": Sequential}
 """Names on the command line, in the order of the table."""
@@ -76,15 +76,11 @@ def simulate(workload: Workload, policy: str) -> Simulation:
     begin = time.perf_counter()
     schedule = POLICIES[policy]().schedule(workload)
     seconds = time.perf_counter() - begin
-    busy = dict.fromkeys(workload.order, 0)
-    for task in schedule.tasks:
-        busy[task.section] += task.end - task.start
-    makespan = schedule.makespan
     return Simulation(
         policy=policy,
         schedule=schedule,
         lower_bound=lower_bound(workload),
-        utilization={n: busy[n] / (s.replicas * makespan) if makespan else 0.0 for n, s in workload.sections.items()},
+        utilization=utilization_of(workload, schedule),
         gap=gap_of(workload, schedule),
         scheduling_seconds=seconds,
     )

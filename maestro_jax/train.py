@@ -7,7 +7,6 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -15,6 +14,7 @@ from . import configurables
 from .command_line import help_text, split_arguments
 from .config import load
 from .errors import ConfigError, MaestroError
+from .files import write_output
 from .pace import Preempted
 from .run_folder import default_folder
 from .terminal import Terminal
@@ -74,17 +74,7 @@ def dump_workload(trainer: configurables.trainer.Trainer, path: str, step: int, 
         ConfigError: the file cannot be written.
     """
     workload = trainer.workload(step)
-    try:
-        Path(path).write_text(json.dumps(workload.to_json()), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"the workload cannot be written to {path!r}.",
-            wanted="a file in a folder that exists and can be written",
-            have=f"{type(error).__name__}: {error}",
-            fix="choose another file",
-            anchor="file-unwritable",
-            set_by="command line  --dump_workload",
-        ) from error
+    write_output(path, json.dumps(workload.to_json()), what="workload", flag="--dump_workload", kind=ConfigError)
     samples = sum(map(len, workload.steps))
     terminal.finish([f"{path}: {workload.name}, {samples} samples; python -m maestro_jax.simulate --workload {path} --compare"])
 

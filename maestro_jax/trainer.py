@@ -238,10 +238,13 @@ class Trainer:
     def show_plan(self, terminal: Terminal) -> Setup:
         """Does all of `setup` and prints the plan."""
         setup = self.setup()
-        terminal.plan(setup.plan, self.mean_units(setup.dataset))
+        self._show(setup, self.mean_units(setup.dataset), terminal)
+        return setup
+
+    def _show(self, setup: Setup, units: Mapping[str, float], terminal: Terminal) -> None:
+        terminal.plan(setup.plan, units)
         for reason, count in setup.dataset.skipped.items():
             terminal.note(f"data: {count} skipped ({reason})")
-        return setup
 
     def dry_run(self, terminal: Terminal) -> None:
         """Checks everything, and prints the plan and the memory that it will take; compiles nothing."""
@@ -292,7 +295,9 @@ class Trainer:
         """
         with contextlib.ExitStack() as stack:
             screen = terminal if terminal is not None else stack.enter_context(Terminal())
-            setup = self.show_plan(screen)
+            setup = self.setup()
+            units = self.mean_units(setup.dataset)
+            self._show(setup, units, screen)
             if folder is None:
                 run = self.start(setup, screen.compiling)
                 self._before_training(run, screen, verify_step)
@@ -307,7 +312,7 @@ class Trainer:
             step = resumed.commit.step if resumed is not None else 0
             # A run that is complete stays as it is.
             going = not step or step < self.steps
-            plan = plan_text(setup.plan, self.mean_units(setup.dataset))
+            plan = plan_text(setup.plan, units)
             if going:
                 files.write_config(config_text)
                 files.write_plan(plan)

@@ -28,6 +28,7 @@ from .runtime import Compiled, Engine, Plan, Preparer, Window, make_plan, refere
 from .runtime.check_sample import check_sample
 from .runtime.comparison import Verification, compare
 from .runtime.compile import Progress
+from .runtime.costs import counted_costs
 from .runtime.fewest import enough_samples, fewest_samples, idle_replicas
 from .schedules import InOrder, Policy
 
@@ -86,10 +87,11 @@ def verify(
     for sample in samples:
         check_sample(plan, specs, sample)
     policy = policy if policy is not None else InOrder()
-    samples = fewest_samples(plan, samples, policy, most_units)
+    costs = counted_costs(plan)
+    samples = fewest_samples(plan, samples, policy, most_units, costs)
     with jax.default_matmul_precision("highest"):
         engine = Engine(_compiled(plan), seed, weights)
-        prepared = Preparer(engine.compiled, policy, specs, seed).prepare(samples, 0)
+        prepared = Preparer(engine.compiled, policy, specs, seed, costs).prepare(samples, 0)
         return _compared(engine, prepared, specs, limit, _origins(graph))
 
 
@@ -114,10 +116,10 @@ def verify_run(run: Run, *, limit: float = LIMIT, most_units: int = MOST_UNITS, 
     trainer, specs, plan = run.trainer, run.dataset.specs, run.engine.plan
     _check_trained(plan)
     samples = enough_samples(trainer.graph, _next_samples(run), most_units, LOOK)
-    samples = fewest_samples(plan, samples, trainer.policy, most_units)
+    samples = fewest_samples(plan, samples, trainer.policy, most_units, run.costs)
     with jax.default_matmul_precision("highest"):
         engine = run.engine if _is_exact(plan) else _rebuilt(run, progress)
-        prepared = Preparer(engine.compiled, trainer.policy, specs, trainer.seed).prepare(samples, run.step)
+        prepared = Preparer(engine.compiled, trainer.policy, specs, trainer.seed, run.costs).prepare(samples, run.step)
         return _compared(engine, prepared, specs, limit, _origins(trainer.graph))
 
 

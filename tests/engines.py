@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from hypothesis import HealthCheck, Phase, settings
 from support import TEXT_SPECS
 
 from maestro_jax.data import Sample
@@ -65,3 +66,10 @@ def worst_leaf(have: Mapping[str, Mapping[str, np.ndarray]], want: Mapping[str, 
     """Largest difference of any leaf, relative to the largest value of that leaf; both must hold the same leaves."""
     assert {n: set(v) for n, v in have.items()} == {n: set(v) for n, v in want.items()}
     return max(float(np.abs(have[n][p] - g).max() / max(np.abs(g).max(), 1e-30)) for n, leaves in want.items() for p, g in leaves.items())
+
+
+def bounded(examples: int) -> settings:
+    """Always the same examples. None is shrunk: each takes seconds, and a layout is readable as it is."""
+    checks = (HealthCheck.too_slow, HealthCheck.data_too_large)
+    phases = (Phase.explicit, Phase.generate)
+    return settings(max_examples=examples, derandomize=True, deadline=None, phases=phases, suppress_health_check=checks, database=None)

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from damage_support import array_file, flip
 from engines import Setup, build
 from support import chain, text_samples, wired
 
@@ -256,17 +257,6 @@ def test_damaged_newer_ones_do_not_take_the_place_of_whole_ones(checkpoints: Che
     assert names(checkpoints) == ["00000001", "00000003", "00000004", FROZEN]
     saved(checkpoints, 2)
     assert names(checkpoints) == ["00000002", FROZEN]
-
-
-def array_file(folder: Path) -> Path:
-    """The largest file below a folder."""
-    return max((path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST), key=lambda path: path.stat().st_size)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("folder", ["00000002", FROZEN])

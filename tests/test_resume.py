@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from damage_support import array_file, flip
 
 from maestro_jax.checkpoint import FROZEN, Checkpoints
 from maestro_jax.errors import CheckpointError
@@ -75,16 +76,6 @@ def run(killed: Path, tmp_path: Path) -> Path:
 
 def contents(path: Path) -> dict[str, bytes]:
     return {file.relative_to(path).as_posix(): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-
-
-def array_file(folder: Path) -> Path:
-    return max((path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST), key=lambda path: path.stat().st_size)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
 
 
 def value(resumed: Resumed | None) -> float:

@@ -34,6 +34,10 @@ class Route:
     rows: int
 
 
+Wanted = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Flat unit of a consumer, sample, item of the producer and row in it, each `[n]`."""
+
+
 class Wiring:
     """How the rows of one edge are numbered in the samples of a step.
 
@@ -48,14 +52,21 @@ class Wiring:
     def __init__(self, label: str, samples: Sequence[Sample], stream: str, merge: int = 1, rows: str | None = None) -> None:
         self.label, self.merge, self.rows = label, merge, rows
         self.samples, self._stream = samples, stream
+        # A consumer meets every producer of a step. Kept with its micro-batch, so that no other can have its identity.
+        self._wanted: dict[int, tuple[Packed, Wanted]] = {}
 
     def starts(self, sample: int) -> np.ndarray:
         """The number of the first row of each item of a sample, and of the row after the last."""
         units = [item.units // self.merge for item in self.samples[sample].items.get(self._stream, ())]
         return np.cumsum([0, *units])
 
-    def wanted(self, consumer: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What the units of a consumer micro-batch take: flat unit, sample, item of the producer and row in it, each `[n]`."""
+    def wanted(self, consumer: Packed) -> Wanted:
+        """What the units of a consumer micro-batch take."""
+        if id(consumer) not in self._wanted:
+            self._wanted[id(consumer)] = consumer, self._find(consumer)
+        return self._wanted[id(consumer)][1]
+
+    def _find(self, consumer: Packed) -> Wanted:
         found = [self._of_piece(consumer, piece) for piece in consumer.starts] or [(np.zeros(0, np.int64),) * 4]
         units, samples, items, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return units, samples, items, rows

@@ -161,11 +161,11 @@ class LinenAdapter:
     def init(self, key: jax.Array, batch: Batch, inputs: Batch) -> Params:
         """See `Adapter.init`."""
         variables = self._module.init(key, _zeros(batch), **_zeros(inputs))
-        return _flatten(linen.meta.unbox(variables).get("params", {}))
+        return flat(linen.meta.unbox(variables).get("params", {}))
 
     def apply(self, params: Params, batch: Batch, inputs: Batch) -> dict[str, Any]:
         """See `Adapter.apply`."""
-        return cast(dict[str, Any], self._module.apply({"params": _unflatten(params)}, batch, **inputs))
+        return cast(dict[str, Any], self._module.apply({"params": nested(params)}, batch, **inputs))
 
 
 class FunctionsAdapter:
@@ -182,7 +182,7 @@ class FunctionsAdapter:
 
     def abstract(self, batch: Batch, inputs: Batch) -> Params:
         """See `Adapter.abstract`."""
-        return _flatten(jax.eval_shape(self._init, jax.random.key(0)))
+        return flat(jax.eval_shape(self._init, jax.random.key(0)))
 
     def names(self, batch: Batch, inputs: Batch) -> dict[str, LogicalNames]:
         """See `Adapter.names`: plain functions declare none."""
@@ -190,7 +190,7 @@ class FunctionsAdapter:
 
     def init(self, key: jax.Array, batch: Batch, inputs: Batch) -> Params:
         """See `Adapter.init`."""
-        return _flatten(self._init(key))
+        return flat(self._init(key))
 
     def apply(self, params: Params, batch: Batch, inputs: Batch) -> dict[str, Any]:
         """See `Adapter.apply`."""
@@ -208,13 +208,23 @@ def _path(path: tuple[Any, ...]) -> str:
     return "/".join(str(getattr(part, "key", getattr(part, "idx", part))) for part in path)
 
 
-def _flatten(tree: Any) -> Params:
+def flat(tree: Any) -> Params:
+    """A nested tree as one dict of paths.
+
+    >>> flat({"a": {"b": 1}, "c": 2})
+    {'a/b': 1, 'c': 2}
+    """
     return {_path(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """A dict of paths as a nested dict.
+
+    >>> nested({"a/b": 1, "c": 2})
+    {'a': {'b': 1}, 'c': 2}
+    """
     tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
+    for path, leaf in leaves.items():
         *parents, last = path.split("/")
         node = tree
         for part in parents:

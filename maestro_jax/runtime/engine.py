@@ -139,21 +139,19 @@ class Engine:
         For verification: parameters stay as they are, accumulators are zero again afterwards.
         """
         found = {}
-        for number in self._dispatcher().issue(window):
-            for name in self.compiled.reduced:
-                stack, sums, _, _ = self._reduce(name, number)
-                if name in self.compiled.trained:
-                    section, places = self.plan.sections[name], shardings(self.compiled.arguments[name].master())
-                    with jax.set_mesh(section.submesh.mesh):
-                        found[name] = jax.jit(make_shares(section), out_shardings=places)(stack)
-                self._zero(name, stack, sums)
+        for name, stack in self.issue_without_update(self._dispatcher(), window):
+            if name in self.compiled.trained:
+                section, places = self.plan.sections[name], shardings(self.compiled.arguments[name].master())
+                with jax.set_mesh(section.submesh.mesh):
+                    found[name] = jax.jit(make_shares(section), out_shardings=places)(stack)
         return found
 
-    def discard(self, dispatcher: Dispatcher, window: Window) -> None:
-        """Issues a window of one step by a dispatcher of the caller's, and throws its gradients away."""
+    def issue_without_update(self, dispatcher: Dispatcher, window: Window) -> Iterator[tuple[str, Arrays]]:
+        """Issues a window of one step by a dispatcher; yields each section's reduced accumulators, which are zero again afterwards."""
         for number in dispatcher.issue(window):
             for name in self.compiled.reduced:
                 stack, sums, _, _ = self._reduce(name, number)
+                yield name, stack
                 self._zero(name, stack, sums)
 
     def evaluate(self, windows: Iterable[Window]) -> dict[str, float]:

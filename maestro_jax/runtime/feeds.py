@@ -17,7 +17,7 @@ import numpy as np
 from ..data import Packed, Sample, pack, route
 from ..data.routes import Wiring, expected, sent
 from ..graph import Section
-from ..schedules import EdgeWork, Policy, Progress, SampleWork, Schedule, SectionWork, Task, Workload, place
+from ..schedules import EdgeWork, Policy, Progress, SampleWork, Schedule, SectionWork, Task, Workload, place, utilization_of
 from ..schedules.cutting import microbatches_of
 from ..schedules.loop import Chooser
 from ..schedules.policies import check_covers, replay
@@ -213,7 +213,7 @@ class Preparer:
                 micro = task.section, task.items
                 arrays = self._put(task, packed[micro], indices[micro], counts[number], first + number, training)
                 feeds[micro] = TaskFeed(arrays=arrays, arriving=tuple(arriving[micro]), leaving=tuple(leaving[micro]))
-        busy = _busy(workload, schedule)
+        busy = utilization_of(workload, schedule)
         steps = tuple(
             PreparedStep(
                 step=first + number,
@@ -329,11 +329,3 @@ def _padding(workload: Workload, tasks: Sequence[Task], step: int) -> dict[str, 
         used = sum(sum(s.items[name]) for s in workload.steps[step] if name in s.items)
         padding[name] = 1 - used / scheduled if scheduled else 0.0
     return padding
-
-
-def _busy(workload: Workload, schedule: Schedule) -> dict[str, float]:
-    """Section -> share of the schedule's time in which a replica of it has a task, as a mean over its replicas."""
-    seconds = dict.fromkeys(workload.sections, 0)
-    for task in schedule.tasks:
-        seconds[task.section] += task.end - task.start
-    return {n: seconds[n] / (s.replicas * schedule.makespan) if schedule.makespan else 0.0 for n, s in workload.sections.items()}

@@ -9,7 +9,7 @@ from ..data import Sample
 from ..errors import DataError, set_by
 from ..graph import SectionGraph
 from ..schedules import Policy, Schedule
-from .costs import counted_costs
+from .costs import Costs
 from .feeds import make_workload
 from .plan import Plan
 
@@ -38,7 +38,7 @@ def enough_samples(graph: SectionGraph, candidates: Iterable[Sample], most_units
     return taken
 
 
-def fewest_samples(plan: Plan, samples: Sequence[Sample], policy: Policy, most_units: int) -> list[Sample]:
+def fewest_samples(plan: Plan, samples: Sequence[Sample], policy: Policy, most_units: int, costs: Costs) -> list[Sample]:
     """Chooses samples in their order, besides the first ones that a section or an edge needs.
 
     Args:
@@ -46,6 +46,7 @@ def fewest_samples(plan: Plan, samples: Sequence[Sample], policy: Policy, most_u
         samples: to choose from; every one fits the plan, and some reach every section.
         policy: decides which replica runs what.
         most_units: most units of any stream, each item padded to the longest, unless fewer samples would leave a section out.
+        costs: of tasks and transfers.
 
     Returns:
         At least two samples for each replica of the most replicated section, and as many as it takes until every replica runs two
@@ -58,7 +59,6 @@ def fewest_samples(plan: Plan, samples: Sequence[Sample], policy: Policy, most_u
     most = max(most, len(needed))
     least = RUNS * max(s.submesh.replicas for s in plan.sections.values())
     count = min(max(least, len(needed)), most)
-    costs = counted_costs(plan)
     while True:
         chosen = [samples[i] for i in sorted(order[:count])]
         if count == most or not idle_replicas(plan, policy.schedule(make_workload(plan, [chosen], True, costs)), RUNS):

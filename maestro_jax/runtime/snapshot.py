@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
+from ..graph.adapters import flat, nested
 from .arguments import Arguments, shaped
 from .plan import Plan
 
@@ -76,34 +77,6 @@ def optimizer_of(tree: Tree, shapes: Any) -> Any:
     """
     found = flat(tree["optimizer"])
     return jax.tree_util.tree_map_with_path(lambda path, _: found[_name(path)], shapes)
-
-
-def flat(tree: Tree, start: str = "") -> dict[str, Any]:
-    """A nested dict as one dict of paths.
-
-    >>> flat({"a": {"b": 1}, "c": 2})
-    {'a/b': 1, 'c': 2}
-    """
-    found = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{start}{key}/") if isinstance(value, dict) else {f"{start}{key}": value}
-    return found
-
-
-def nested(arrays: Mapping[str, Any]) -> Tree:
-    """A dict of paths as a nested dict.
-
-    >>> nested({"a/b": 1, "c": 2})
-    {'a': {'b': 1}, 'c': 2}
-    """
-    tree: Tree = {}
-    for path, value in arrays.items():
-        *folders, leaf = path.split("/")
-        inside = tree
-        for folder in folders:
-            inside = inside.setdefault(folder, {})
-        inside[leaf] = value
-    return tree
 
 
 def _trained(master: Mapping[str, Any], optimizer: Any) -> Tree:

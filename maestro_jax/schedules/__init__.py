@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .bounds import lower_bound
 from .cutting import Microbatch, cut
-from .gap import Gap, gap_of
+from .gap import Gap, gap_of, utilization_of
 from .lockstep import Lockstep
 from .loop import DEVICES, Clock, Executor, Progress, issue, run
 from .placement import place
@@ -38,4 +38,5 @@ __all__ = [
     "lower_bound",
     "place",
     "run",
+    "utilization_of",
 ]

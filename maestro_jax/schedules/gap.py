@@ -43,6 +43,15 @@ class Gap:
 PARTS = tuple(field.name for field in dataclasses.fields(Gap))
 
 
+def utilization_of(workload: Workload, schedule: Schedule) -> dict[str, float]:
+    """Section -> share of the makespan in which a replica of it has a task, as a mean over its replicas."""
+    busy = dict.fromkeys(workload.order, 0)
+    for task in schedule.tasks:
+        busy[task.section] += task.end - task.start
+    makespan = schedule.makespan
+    return {name: busy[name] / (s.replicas * makespan) if makespan else 0.0 for name, s in workload.sections.items()}
+
+
 def gap_of(workload: Workload, schedule: Schedule) -> Gap:
     """Says where the gap between a schedule and the lower bound of its workload comes from.
 

@@ -52,7 +52,7 @@ def mixed(*streams: tuple[str, ...]) -> list[Sample]:
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_every_replica_runs_two_micro_batches_and_few_samples_more(replicas: int) -> None:
     made = plan(chain(student={"replicas": replicas, "microbatch": (32, 64)}))
-    chosen = fewest_samples(made, SAMPLES, InOrder(), 10_000)
+    chosen = fewest_samples(made, SAMPLES, InOrder(), 10_000, counted_costs(made))
     assert idle(made, chosen) == {}
     assert len(chosen) >= 2 * replicas
     assert idle(made, chosen[: len(chosen) // 2])
@@ -60,24 +60,26 @@ def test_every_replica_runs_two_micro_batches_and_few_samples_more(replicas: int
 
 def test_short_samples_are_two_a_replica_at_least() -> None:
     made = plan(chain(teacher={"microbatch": 32}, middle={"microbatch": 32}, student={"replicas": 3}))
-    assert len(fewest_samples(made, text_samples(30, shortest=30), InOrder(), 10_000)) >= 6
+    assert len(fewest_samples(made, text_samples(30, shortest=30), InOrder(), 10_000, counted_costs(made))) >= 6
 
 
 def test_units_are_bounded_with_padding() -> None:
     made = plan(chain(student={"replicas": 4, "microbatch": 64}))
-    chosen = fewest_samples(made, SAMPLES, InOrder(), 200)
+    chosen = fewest_samples(made, SAMPLES, InOrder(), 200, counted_costs(made))
     assert idle(made, chosen)
     assert padded_units(chosen) <= 200 < padded_units([*chosen, SAMPLES[len(chosen)]])
     assert padded_units(mixed(("text",), ("text",))) == 2 * max(s.items["text"][0].units for s in text_samples(2))
 
 
 def test_one_sample_is_taken_whatever_its_length() -> None:
-    assert fewest_samples(plan(chain()), SAMPLES, InOrder(), 1) == SAMPLES[:1]
+    made = plan(chain())
+    assert fewest_samples(made, SAMPLES, InOrder(), 1, counted_costs(made)) == SAMPLES[:1]
 
 
 def test_the_first_samples_of_every_section_and_edge_come_before_others_and_in_order() -> None:
     samples = mixed(*[("text",)] * 20, ("image",), *[("text",)] * 20, ("image", "text"), ("image", "text"))
-    chosen = fewest_samples(plan(two_streams()), samples, InOrder(), 100)
+    made = plan(two_streams())
+    chosen = fewest_samples(made, samples, InOrder(), 100, counted_costs(made))
     ids = [sample.id for sample in chosen]
     assert {"s0", "s20", "s41"} <= set(ids)
     assert "s42" not in ids

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import build, worst_leaf
-from hypothesis import HealthCheck, Phase, given, settings
+from engines import bounded, build, worst_leaf
+from hypothesis import given
 from hypothesis import strategies as st
 from support import WIRINGS, text_samples, wired
 
@@ -79,13 +79,6 @@ def assert_exact(wiring: str, layout: Layout, policy: Policy | None = None) -> N
     gradients, (_, want) = setup.gradients(SAMPLES), setup.reference(SAMPLES)
     assert worst_leaf(gradients, want) < TOLERANCE
     assert all(np.abs(g).max() > 0 for leaves in gradients.values() for g in leaves.values())
-
-
-def bounded(examples: int) -> settings:
-    """Always the same examples. None is shrunk: each takes seconds, and a layout is readable as it is."""
-    checks = (HealthCheck.too_slow, HealthCheck.data_too_large)
-    phases = (Phase.explicit, Phase.generate)
-    return settings(max_examples=examples, derandomize=True, deadline=None, phases=phases, suppress_health_check=checks, database=None)
 
 
 @bounded(6)

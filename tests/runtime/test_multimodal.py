@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import optax
 import pytest
-from engines import Setup, build, worst_leaf
-from hypothesis import HealthCheck, Phase, given, settings
+from engines import Setup, bounded, build, worst_leaf
+from hypothesis import given
 from hypothesis import strategies as st
 from multimodal_support import SPECS, omni, omni_samples
 
@@ -62,12 +62,6 @@ def check(found: tuple[dict[str, Any], str, Any]) -> None:
 def everything() -> Sample:
     """A sample with items in every stream."""
     return next(dataclasses.replace(s, id="all") for s in omni_samples(50, seed=9) if len(s.items) == 4)
-
-
-def bounded(examples: int) -> settings:
-    checks = (HealthCheck.too_slow, HealthCheck.data_too_large)
-    phases = (Phase.explicit, Phase.generate)
-    return settings(max_examples=examples, derandomize=True, deadline=None, phases=phases, suppress_health_check=checks, database=None)
 
 
 @bounded(5)

@@ -25,9 +25,12 @@ _HOMES = {
     "Item": "data",
     "ArraySpec": "data",
     "Dataset": "data",
+    "Batches": "data",
+    "Conversations": "data",
     "Corpus": "data",
     "Jsonl": "data",
     "Mixture": "data",
+    "Omni": "data",
     "TextFolder": "data",
     "MaestroError": "errors",
     # Its module is no namesake: once loaded, a module `verify` would stand in the function's place.

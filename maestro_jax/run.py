@@ -135,7 +135,7 @@ class Run:
                 for issued in self.engine.run(window):
                     waiting.append(issued)
                     self.step += 1
-                    while len(waiting) > (0 if self._pauses(self.step) else LAG):
+                    while len(waiting) > (0 if self.trainer.pauses(self.step) else LAG):
                         # Waiting for this step bounds how far the host runs ahead of the devices.
                         report = waiting.popleft().wait()
                         now = time.perf_counter()
@@ -187,21 +187,12 @@ class Run:
         """Returns, once, why samples of a step (counted from 1) were left out."""
         return self._bad.pop(step, [])
 
-    def _pauses(self, step: int) -> bool:
-        """Whether nothing waits after a step: it is the last, or an evaluation or a checkpoint sees the parameters of that very step."""
-        every = (self.trainer.evaluate_every, self.trainer.checkpoint_every)
-        return step == self.trainer.steps or any(n and step % n == 0 for n in every)
-
     def _windows(self) -> list[range]:
-        """The steps that are scheduled together. Where a window ends depends on its steps alone, so a resumed run has the same ones."""
-        graph = self.trainer.graph
-        # Where every section waits for updates, nothing could run ahead.
-        most = self.trainer.run_ahead if not all(graph.runs_backward[s.name] for s in graph.sections) else 1
+        """The steps that are scheduled together, from here to the end."""
         windows, first = [], self.step
-        for step in range(self.step + 1, self.trainer.steps + 1):
-            if step % most == 0 or self._pauses(step):
-                windows.append(range(first, step))
-                first = step
+        while first < self.trainer.steps:
+            windows.append(self.trainer.window(first))
+            first = windows[-1].stop
         return windows
 
     def _prepare(self, steps: range) -> Window:

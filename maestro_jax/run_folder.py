@@ -2,7 +2,7 @@
 
 Files are written under a temporary name and then renamed, so that a reader or a crash never meets half a file. `metrics.jsonl` (steps)
 and `evaluations.jsonl` grow by one line at a time. A run that was interrupted goes on in its folder; what it wrote after the checkpoint
-that it goes on from is taken back first (`rewind`). An earlier run is never overwritten: a restart moves it into `previous-1`,
+that it goes on from is taken back first (`go_on`). An earlier run is never overwritten: a restart moves it into `previous-1`,
 `previous-2`, ... inside the folder. In a run of several processes, only one of them may have a RunFolder.
 """
 

@@ -30,7 +30,7 @@ from .optimizers import AdamW, build_optimizer
 from .plan_table import memory_text, plan_text
 from .resume import Resumed, costs_state, resume, saved_costs
 from .run import Run
-from .run_folder import RunFolder
+from .run_folder import CHECKPOINTS, RunFolder
 from .runtime import Compiled, Engine, Plan, Preparer, make_plan, make_workload, requests_of
 from .runtime.check_sample import check_sample
 from .runtime.compile import Progress
@@ -252,7 +252,7 @@ class Trainer:
         terminal.memory(predict_memory(setup.plan, setup.optimizers, self.in_flight))
 
     def workload(self, step: int = 0, setup: Setup | None = None) -> Workload:
-        """Describes the steps from `step` on that are scheduled together (as many as `run_ahead`), for `maestro_jax.simulate`.
+        """Describes the steps from `step` on that are scheduled together (see `window`), for `maestro_jax.simulate`.
 
         Args:
             step: number of the first one, from 0.
@@ -266,9 +266,26 @@ class Trainer:
             self._refuse("steps", "at least 1 to describe a step", "0")
         if step < 0:
             self._refuse("step", "the number of a step, from 0", str(step))
-        batches = [self.fitting(setup.plan, setup.dataset, *setup.batches.read(n))[0] for n in range(step, step + self.run_ahead)]
+        steps = self.window(step)
+        batches = [self.fitting(setup.plan, setup.dataset, *setup.batches.read(n))[0] for n in steps]
         made = make_workload(setup.plan, batches, True, counted_costs(setup.plan), predict_bucket_bytes(setup.plan))
-        return dataclasses.replace(made, name=f"steps {step} to {step + self.run_ahead - 1}")
+        return dataclasses.replace(made, name=f"steps {step} to {steps[-1]}" if len(steps) > 1 else f"step {step}")
+
+    def window(self, first: int) -> range:
+        """The steps that are scheduled together when a window begins at step `first`, counted from 0.
+
+        Where a window ends depends on its steps alone, so a run that goes on has the same ones.
+        """
+        # Where every section waits for updates, nothing could run ahead.
+        most = self.run_ahead if not all(self.graph.runs_backward[s.name] for s in self.graph.sections) else 1
+        end = first + 1
+        while end % most and not self.pauses(end):
+            end += 1
+        return range(first, end)
+
+    def pauses(self, step: int) -> bool:
+        """Whether nothing waits after `step` steps: they are all, or an evaluation or a checkpoint sees the parameters of that step."""
+        return step == self.steps or any(n and step % n == 0 for n in (self.evaluate_every, self.checkpoint_every))
 
     def fit(
         self,
@@ -304,7 +321,7 @@ class Trainer:
                 Training(run, screen).fit()
                 return run
             files = stack.enter_context(contextlib.closing(RunFolder(folder, restart=restart, set_by="--workdir")))
-            checkpoints = Checkpoints(files.path / "checkpoints", self.keep_checkpoints, self.keep_best, set_by="--workdir")
+            checkpoints = Checkpoints(files.path / CHECKPOINTS, self.keep_checkpoints, self.keep_best, set_by="--workdir")
             stack.callback(checkpoints.close)
             shapes = snapshot_shapes(setup.plan, setup.optimizers)
             state = {"signature": shapes.signature(), "data": self._data_state(setup)}

@@ -51,6 +51,8 @@ class Training:
         self._skips = SkipLimit(self.trainer.skip_limit, set_by=set_by(self.trainer, "skip_limit"))
         self._pace = Pace()
         self._named = 0
+        self._units: collections.Counter[str] = collections.Counter()
+        self._scheduled: collections.Counter[str] = collections.Counter()
         self._saved_step = run.step if run.step else None
         self._best: float | None = None
         self._last: dict[str, float] = {}
@@ -135,6 +137,8 @@ class Training:
 
     def _report(self, result: StepResult) -> None:
         self._pace.add(result)
+        self._units.update(result.report.prepared.units)
+        self._scheduled.update(result.report.prepared.scheduled)
         metrics, trainer = result.metrics, self.trainer
         applied = bool(metrics["applied"])
         causes = () if applied else result.not_finite
@@ -198,6 +202,8 @@ class Training:
         if self._skips.skipped or self._skips.empty:
             count = self._skips.skipped + self._skips.empty
             lines.append(f"{count} steps were skipped because a gradient was not finite or nothing counted")
+        if self._scheduled.total():
+            lines.append(padding_line(self._units, self._scheduled))
         if run.skipped_samples:
             kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(run.skipped_samples.items()))
             lines.append(f"{run.skipped_samples.total()} samples were skipped: {kinds} (explained in docs/errors.md)")
@@ -208,3 +214,18 @@ class Training:
                 lines.append(f"checkpoint: step {self._saved_step}; the same command goes on from there")
             lines.append(f"run folder: {self._folder.path}")
         return lines
+
+
+def padding_line(units: Mapping[str, int], scheduled: Mapping[str, int]) -> str:
+    """Says what share of the units of all micro-batches held no item: over all sections together, and in each.
+
+    Args:
+        units: section -> units in its items.
+        scheduled: section -> units of its micro-batches.
+
+    >>> padding_line({"vision": 90, "llm": 380}, {"vision": 100, "llm": 400})
+    'padding: 6.0 % of all units (vision 10.0 %, llm 5.0 %)'
+    """
+    shares = [f"{name} {100 * (1 - units[name] / total):.1f} %" for name, total in scheduled.items() if total]
+    whole = 1 - sum(units[name] for name in scheduled) / sum(scheduled.values())
+    return f"padding: {100 * whole:.1f} % of all units ({', '.join(shares)})"

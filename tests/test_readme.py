@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from maestro_jax.data import tokenizer
 from maestro_jax.simulate import main as simulate
@@ -48,6 +49,9 @@ def test_every_command_line_of_the_readme_is_understood(
     (tmp_path / "chats").mkdir()
     for file in (tmp_path / "chats.jsonl", tmp_path / "chats" / "some.jsonl"):
         file.write_text((json.dumps({"messages": turns}) + "\n") * 100)
+    Image.new("RGB", (60, 40)).save(tmp_path / "chats" / "7.png")
+    shown = [{"role": "user", "content": "<image> What is it?"}, turns[1]]
+    (tmp_path / "chats" / "shown.jsonl").write_text((json.dumps({"messages": shown, "images": ["7.png"]}) + "\n") * 100)
     commands = re.findall(r"^python -m maestro_jax.*$", README.replace("\\\n", " "), flags=re.MULTILINE)
     assert len(commands) >= 10
     for command in commands:

@@ -139,8 +139,8 @@ class Section:
             memory where parameters are whole on several devices.
         max_bytes: most bytes that the micro-batches in flight of one replica may hold on a device: residuals, payloads and data, from
             their forward to their backward (or to the forward of their consumers); None: no limit.
-        fan_in: most producer micro-batches that feed one of its micro-batches, per edge; None: one more than their sizes need, or three
-            where rows may go anywhere.
+        fan_in: most producer micro-batches that feed one of its micro-batches, per edge; None: one more than their sizes need, or where
+            rows may go anywhere three more, but at most eight.
         fan_out: most consumer micro-batches that one of its micro-batches feeds, per edge; None: as fan_in.
     """
 

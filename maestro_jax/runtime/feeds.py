@@ -26,7 +26,7 @@ from .arguments import Arguments
 from .check_sample import check_sample
 from .compile import Compiled
 from .costs import Costs, counted_costs
-from .plan import Plan
+from .plan import EdgePlan, Plan
 from .state import whole
 
 Micro = tuple[str, tuple[tuple[int, int], ...]]
@@ -76,7 +76,7 @@ class PreparedStep:
         samples: the samples, in arrival order.
         counts: (section, objective) -> denominator over the global batch.
         units: section -> units in its items, for throughput.
-        padding: section -> share of the scheduled units that hold no item.
+        scheduled: section -> units of its micro-batches; what is more than `units` is padding.
         busy: section -> share of its replicas' time in which they have a task, as scheduled for the whole window.
         active: section -> device scalar: whether any weighted objective counts anything (a step without is not applied).
     """
@@ -85,9 +85,14 @@ class PreparedStep:
     samples: Sequence[Sample]
     counts: Mapping[tuple[str, str], float]
     units: Mapping[str, int]
-    padding: Mapping[str, float]
+    scheduled: Mapping[str, int]
     busy: Mapping[str, float]
     active: Mapping[str, jax.Array]
+
+    @property
+    def padding(self) -> dict[str, float]:
+        """Section -> share of the scheduled units that hold no item; 0 where nothing is scheduled."""
+        return {name: 1 - self.units[name] / scheduled if scheduled else 0.0 for name, scheduled in self.scheduled.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,11 +151,20 @@ def make_workload(
             bucket_bytes=bucket_bytes[name] if bucket_bytes else None,
             max_bytes=section.section.max_bytes if bucket_bytes else None,
         )
-    # Several edges between two sections are one dependency; their fan limits are equal, because sections set them.
-    pairs = {(e.edge.producer, e.edge.consumer): e for e in plan.edges.values()}
+    # Several edges between two sections are one dependency, as wide as the widest of them; the plan gives them equal fans.
+    between: dict[tuple[str, str], list[EdgePlan]] = {}
+    for edge in plan.edges.values():
+        between.setdefault((edge.edge.producer, edge.edge.consumer), []).append(edge)
     edges = tuple(
-        EdgeWork(producer=p, consumer=c, delay=costs.delays[e.edge.label], fan_in=e.fan_in, fan_out=e.fan_out, paired=e.edge.rows is None)
-        for (p, c), e in pairs.items()
+        EdgeWork(
+            producer=producer,
+            consumer=consumer,
+            delay=max(costs.delays[e.edge.label] for e in found),
+            fan_in=found[0].fan_in,
+            fan_out=found[0].fan_out,
+            paired=all(e.edge.rows is None for e in found),
+        )
+        for (producer, consumer), found in between.items()
     )
     numbers = itertools.count()
     steps = tuple(tuple(_sample_work(plan, next(numbers), sample) for sample in samples) for samples in batches)
@@ -220,7 +234,7 @@ class Preparer:
                 samples=batch,
                 counts=counts[number],
                 units={n: sum(sum(s.items[n]) for s in workload.steps[number] if n in s.items) for n in self.plan.sections},
-                padding=_padding(workload, tasks, number),
+                scheduled={n: sum(t.bucket for t in tasks if t.section == n and t.step == number) for n in self.plan.sections},
                 busy=busy,
                 active=self._active(counts[number]),
             )
@@ -320,12 +334,3 @@ def _key(seed: int, step: int, section: str) -> np.ndarray:
     low = zlib.crc32(f"{seed} {step} {section}".encode())
     high = zlib.crc32(f"{section} {step} {seed}".encode(), low)
     return np.array([high, low], np.uint32)
-
-
-def _padding(workload: Workload, tasks: Sequence[Task], step: int) -> dict[str, float]:
-    padding = {}
-    for name in workload.sections:
-        scheduled = sum(t.bucket for t in tasks if t.section == name and t.step == step)
-        used = sum(sum(s.items[name]) for s in workload.steps[step] if name in s.items)
-        padding[name] = 1 - used / scheduled if scheduled else 0.0
-    return padding

@@ -18,8 +18,8 @@ from ..graph.shapes import Specs, compute_shape
 from ..meshes import Request, Submesh, Wire, carve, partition_spec, shrink, spread
 from ..meshes.transfers import stripes
 
-SPARE_FANS = 3
-"""Slots beyond what sizes need, of an edge whose rows may go anywhere."""
+SPARE_FANS, MOST_FANS = 3, 8
+"""Slots beyond what sizes need, and most slots, of an edge whose rows may go anywhere."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ def make_plan(graph: SectionGraph, specs: Specs, devices: Sequence[Any], *, shar
     for name in graph.order:
         sections[name], more = _plan_section(graph, name, shapes.sections[name], submeshes[name])
         notes += more
-    edges = {e.label: _plan_edge(graph, e, shapes, submeshes) for e in graph.edges}
+    edges = _with_equal_fans({e.label: _plan_edge(graph, e, shapes, submeshes) for e in graph.edges})
     return Plan(graph=graph, sections=sections, edges=edges, notes=tuple(notes))
 
 
@@ -252,18 +252,36 @@ def _plan_edge(graph: SectionGraph, edge: Edge, shapes: GraphShapes, submeshes: 
         for p in range(source.replicas)
         for c in range(target.replicas)
     }
-    # Items of a sample that go to any unit may lie in more micro-batches than sizes alone tell.
-    spare = 1 if edge.rows is None else SPARE_FANS
     return EdgePlan(
         edge=edge,
         row=shapes.edges[edge.label],
         merge=merge,
         slot_rows=slot_rows,
-        fan_in=consumer.fan_in or math.ceil(small / large) + spare,
-        fan_out=producer.fan_out or math.ceil(large / small) + spare,
+        fan_in=consumer.fan_in or _fans(small, large, edge),
+        fan_out=producer.fan_out or _fans(large, small, edge),
         wires=wires,
         backward=graph.runs_backward[edge.producer],
     )
+
+
+def _fans(own: int, other: int, edge: Edge) -> int:
+    """How many micro-batches of `other` units one of `own` units may meet, where the section does not say.
+
+    Each is an argument or a result of every program, so where only some rows are wanted, sizes alone would ask for far too many:
+    a language model's micro-batch for every single state that a small head takes. The cut keeps within the limit.
+    """
+    fewest = math.ceil(own / other)
+    return fewest + 1 if edge.rows is None else min(fewest + SPARE_FANS, MOST_FANS)
+
+
+def _with_equal_fans(edges: Mapping[str, EdgePlan]) -> dict[str, EdgePlan]:
+    """Several edges between two sections get the largest fans of any of them: to a schedule they are one dependency."""
+    found = {}
+    for label, edge in edges.items():
+        ends = edge.edge.producer, edge.edge.consumer
+        beside = [e for e in edges.values() if (e.edge.producer, e.edge.consumer) == ends]
+        found[label] = dataclasses.replace(edge, fan_in=max(e.fan_in for e in beside), fan_out=max(e.fan_out for e in beside))
+    return found
 
 
 def _shard_bytes(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> int:

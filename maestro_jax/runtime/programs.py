@@ -134,7 +134,8 @@ class SectionFunctions:
         """Output `[rows, length, d]` and rows `[S_out, G]` -> slots in the layout of their wires."""
         flat = jax.lax.with_sharding_constraint(output.reshape(-1, *edge.row.shape), PartitionSpec())
         arrays = next(iter(edge.wires.values())).source_arrays
-        return tuple(split(flat.at[gather[n]].get(mode="fill", fill_value=0), arrays) for n in range(edge.fan_out))
+        slots = flat.at[gather].get(mode="fill", fill_value=0)
+        return tuple(split(slots[n], arrays) for n in range(edge.fan_out))
 
 
 def _accumulated(gradients: Tree, found: Tree) -> Tree:

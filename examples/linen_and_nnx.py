@@ -23,7 +23,6 @@ from sklearn.datasets import load_digits
 
 from maestro_jax import ArraySpec, Dataset, Item, Objective, Sample, Section, SectionGraph, Trainer
 from maestro_jax.models import token_dropout
-from maestro_jax.verification import verify_run
 
 PATCHES, MERGE, WIDTH, HEADS = 16, 4, 64, 4  # an image is 16 patches of 2 x 2 pixels; 4 patches become one row
 DIGITS, IMAGE = 10, 10  # tokens 0 to 9 are digits; IMAGE keeps a place for a row of the encoder
@@ -131,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     trainer = Trainer(graph=graph(), data=dataset(), steps=given.steps, batch=32, optimizer=optax.adam(3e-3))
     run = trainer.start()  # places sections on devices, compiles their programs, makes parameters
-    compared = verify_run(run)  # against one program of both modules on whole samples
+    compared = run.verify()  # against one program of both modules on whole samples
     compared.require()
     print(compared)
     for result in run.steps():

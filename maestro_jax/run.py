@@ -20,6 +20,7 @@ from .runtime import Engine, Preparer, StepReport, Window
 from .runtime.costs import Costs
 from .runtime.measure import fitted_costs, measure
 from .runtime.prefetch import Prefetcher
+from .verification import LIMIT, MOST_UNITS, Verification, verify_run
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -173,6 +174,21 @@ class Run:
         # These samples come again.
         self.skipped_samples = skipped
         self._bad.clear()
+
+    def verify(self, *, limit: float = LIMIT, most_units: int = MOST_UNITS) -> Verification:
+        """Compares the gradient at the present parameters with that of one program, on samples of the next steps; changes nothing.
+
+        Args:
+            limit: largest relative difference that is right.
+            most_units: most units (tokens) of any stream, each item padded to the longest.
+
+        Returns:
+            What was found; `require()` raises when gradients differ.
+
+        Raises:
+            MaestroError: see `maestro_jax.verification.verify_run`.
+        """
+        return verify_run(self, limit=limit, most_units=most_units)
 
     def save(self, folder: Path | str) -> list[Path]:
         """Writes the parameters of every section that was trained to `folder/SECTION.safetensors`, in the trainer's `save_dtype`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -147,7 +148,8 @@ class Trainer:
         if isinstance(value, type):
             self._refuse(field, wanted, f"the class {value.__name__} itself: in a config file write @{value.__name__}(), with parentheses")
         if not callable(getattr(value, method, None)):
-            self._refuse(field, wanted, repr(value))
+            # Shortened: the representation of a list of samples shows every array.
+            self._refuse(field, wanted, f"{type(value).__name__}: {reprlib.repr(value)}")
 
     def _refuse(self, field: str, wanted: str, have: str) -> NoReturn:
         raise ConfigError(

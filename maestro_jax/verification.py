@@ -12,7 +12,7 @@ What it finds, besides faults of ours: modules whose result depends on how sampl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -29,7 +29,7 @@ from .runtime.check_sample import check_sample
 from .runtime.comparison import Verification, compare
 from .runtime.compile import Progress
 from .runtime.costs import counted_costs
-from .runtime.fewest import enough_samples, fewest_samples, idle_replicas
+from .runtime.fewest import enough_samples, fewest_samples, idle_replicas, run_once, several_micro_batches
 from .schedules import InOrder, Policy
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ MOST_UNITS = 16384
 """Bounds the one program, which holds the activations of all samples at once."""
 
 LOOK = 1024
-"""Most training samples that `verify_run` reads in search of some for every section."""
+"""Most training samples of a run or a data set that are read in search of some for every section."""
 
 
 def verify(
     graph: SectionGraph,
-    batch: Sequence[Sample],
+    batch: Sequence[Sample] | Dataset,
     *,
     specs: Mapping[str, Mapping[str, ArraySpec]] | None = None,
     devices: Sequence[Any] | None = None,
@@ -59,10 +59,14 @@ def verify(
 ) -> Verification:
     """Compares the gradient of a graph on its plan with that of one program, at its initial parameters.
 
+    Sections with a loss run in two micro-batches or more, so that a mean, which should be a sum, is seen; where there are too few
+    samples for that, a note says so.
+
     Args:
         graph: the sections, with their replicas, axes and micro-batches.
-        batch: samples; the fewest of them are used that run every section, and every replica where possible.
-        specs: stream -> array name -> spec; None takes those of the first item of each stream.
+        batch: samples, or a data set, from which they are drawn; the fewest are used that run every section, and every replica where
+            possible.
+        specs: stream -> array name -> spec; None takes those of the data set, or of the first item of each stream.
         devices: JAX devices; None takes all, and makes CPU devices where there is no accelerator. Sections share too few of them.
         weights: section -> path -> array; None reads the files that sections name. Parameters that are missing are initialised.
         seed: of initial parameters and noise.
@@ -76,19 +80,23 @@ def verify(
     Raises:
         MaestroError: graph, samples, weights and devices do not fit together, or no sample reaches a section.
     """
-    samples = enough_samples(graph, batch, most_units, len(batch))
-    specs = specs if specs is not None else _specs_of(samples)
+    if isinstance(batch, Dataset):
+        data, samples = batch, enough_samples(graph, _drawn(batch, seed), most_units, LOOK)
+    else:
+        samples = enough_samples(graph, batch, most_units, len(batch))
+        data = Dataset(train=samples, specs=_specs_of(samples) if specs is None else specs)
+    specs = data.specs if specs is None else specs
     exact = _in_float32(graph)
     plan = make_plan(exact, specs, _devices(graph) if devices is None else devices, share=True)
     _check_trained(plan)
     if weights is None:
-        data = Dataset(train=samples, specs=specs)
         weights = {s.name: given_weights(s, plan, data) for s in graph.sections}
     for sample in samples:
         check_sample(plan, specs, sample)
     policy = policy if policy is not None else InOrder()
     costs = counted_costs(plan)
     samples = fewest_samples(plan, samples, policy, most_units, costs)
+    policy = several_micro_batches(plan, samples, policy, costs)
     with jax.default_matmul_precision("highest"):
         engine = Engine(_compiled(plan), seed, weights)
         prepared = Preparer(engine.compiled, policy, specs, seed, costs).prepare(samples, 0)
@@ -99,7 +107,8 @@ def verify_run(run: Run, *, limit: float = LIMIT, most_units: int = MOST_UNITS, 
     """Compares the gradient of a run at its present parameters, on samples of its next steps.
 
     A run that computes in float32 on CPU devices is judged by its own programs. Otherwise its plan is compiled again in float32
-    with exact products; while this lasts, the devices hold the run's state and a second copy of the parameters in float32.
+    with exact products; while this lasts, the devices hold the run's state and a second copy of the parameters in float32. Sections with
+    a loss run in two micro-batches or more, as in `verify`.
 
     Args:
         run: what is being trained; its parameters stay as they are.
@@ -117,9 +126,10 @@ def verify_run(run: Run, *, limit: float = LIMIT, most_units: int = MOST_UNITS, 
     _check_trained(plan)
     samples = enough_samples(trainer.graph, _next_samples(run), most_units, LOOK)
     samples = fewest_samples(plan, samples, trainer.policy, most_units, run.costs)
+    policy = several_micro_batches(plan, samples, trainer.policy, run.costs)
     with jax.default_matmul_precision("highest"):
         engine = run.engine if _is_exact(plan) else _rebuilt(run, progress)
-        prepared = Preparer(engine.compiled, trainer.policy, specs, trainer.seed, run.costs).prepare(samples, run.step)
+        prepared = Preparer(engine.compiled, policy, specs, trainer.seed, run.costs).prepare(samples, run.step)
         return _compared(engine, prepared, specs, limit, _origins(trainer.graph))
 
 
@@ -137,6 +147,8 @@ def _compared(
     _, want = reference_gradients(plan.graph, shapes, specs, params, prepared.steps[0].samples, _keys(prepared))
     leaves = compare(have, want)
     notes = [f"no micro-batch ran on replicas {idle} of section {n!r}" for n, idle in idle_replicas(plan, prepared.schedule).items()]
+    once = run_once(plan, prepared.schedule)
+    notes += [f"section {n!r} ran in one micro-batch: whether its objectives are sums, and not means, was not seen" for n in once]
     silent = [name for name in want if all(leaf.scale == 0 for leaf in leaves if leaf.section == name)]
     notes += [f"section {name!r} has no gradient on these samples: every element of it is 0" for name in silent]
     ids = tuple(sample.id for sample in prepared.steps[0].samples)
@@ -179,14 +191,26 @@ def _compiled(plan: Plan, progress: Progress | None = None) -> Compiled:
 
 
 def _next_samples(run: Run) -> Iterator[Sample]:
-    """The samples of the next steps, each once: a later epoch brings them again, and a batch holds no sample twice."""
-    trainer, seen = run.trainer, set()
+    """The samples of the next steps, each once."""
+    trainer = run.trainer
     batches = Batches(run.dataset, trainer.batch, trainer.seed, set_by=set_by(trainer, "batch"))
-    for step in range(run.step, run.step + batches.steps_per_epoch):
-        for sample in trainer.fitting(run.engine.plan, run.dataset, *batches.read(step))[0]:
-            if sample.id not in seen:
-                seen.add(sample.id)
-                yield sample
+    steps = range(run.step, run.step + batches.steps_per_epoch)
+    return _once(s for step in steps for s in trainer.fitting(run.engine.plan, run.dataset, *batches.read(step))[0])
+
+
+def _drawn(data: Dataset, seed: int) -> Iterator[Sample]:
+    """The training samples of an epoch in the order of a run with this seed, each once."""
+    batches = Batches(data, 1, seed, set_by="Dataset.train")
+    return _once(sample for step in range(batches.steps_per_epoch) for sample in batches(step))
+
+
+def _once(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Each sample once: a later epoch brings them again, and a batch holds no sample twice."""
+    seen: set[str] = set()
+    for sample in samples:
+        if sample.id not in seen:
+            seen.add(sample.id)
+            yield sample
 
 
 def _specs_of(samples: Sequence[Sample]) -> dict[str, dict[str, ArraySpec]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "maestro_jax"
-CHECKED_FOLDERS = ("maestro_jax", "tests", "benchmarks")
+CHECKED_FOLDERS = ("maestro_jax", "tests", "benchmarks", "examples")
 LINES_IN_FILE = 500
 LINES_IN_FUNCTION = 80
 LINES_IN_ENTRY_POINT = 150

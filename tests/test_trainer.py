@@ -351,3 +351,10 @@ def test_mean_units_weigh_parts_as_steps_do() -> None:
     samples = [dataclasses.replace(sample, id=f"{number}") for number, sample in enumerate(samples)]
     data = dataset(train=samples, parts=(Part("short", 40, 1.0), Part("long", 4, 3.0)))
     assert trainer(batch=4).mean_units(data)["teacher"] == 4 + 3 * 12
+
+
+def test_samples_without_a_data_set_are_named_in_a_few_words() -> None:
+    with pytest.raises(ConfigError, match="the trainer has a wrong data") as caught:
+        trainer(data=text_samples(500))
+    assert caught.value.have.startswith("list: [Sample(")
+    assert len(caught.value.have) < 400

@@ -14,7 +14,7 @@ from support import TEXT_SPECS, chain, student_functions, teacher_functions, tex
 
 import maestro_jax
 from maestro_jax import verification
-from maestro_jax.data import Batches, Dataset, Item, Packed, Sample
+from maestro_jax.data import ArraySpec, Batches, Dataset, Item, Packed, Part, Sample
 from maestro_jax.errors import ConfigError, DataError, EdgeError, GraphError
 from maestro_jax.graph import Objective, Section, SectionGraph
 from maestro_jax.models import Decoder
@@ -75,6 +75,25 @@ def test_verify_makes_specs_weights_and_plan_itself() -> None:
     assert type(found) is maestro_jax.Verification
     assert found.ok
     assert found.worst.relative < EXACT
+
+
+def test_samples_can_come_from_a_data_set() -> None:
+    """Here with a stream that samples alone would not tell, and parts that lie one after another."""
+    pictures = [with_image(sample) for sample in text_samples(4, seed=1)]
+    named = [dataclasses.replace(sample, id=f"image/{sample.id}") for sample in pictures]
+    parts = (Part("text", 2000, 1.0), Part("image", 4, 1.0))
+    data = Dataset(train=[*text_samples(2000), *named], specs={**TEXT_SPECS, "image": {"tokens": ArraySpec()}}, parts=parts)
+    encoder = Section(name="encoder", module=teacher_functions(8), reads="image", microbatch=32)
+    reader = Section(
+        name="reader",
+        module=student_functions(8),
+        inputs={"hidden": "encoder.hidden"},
+        objectives={"cross_entropy": Objective()},
+        microbatch=32,
+    )
+    found = verify(SectionGraph(sections=(encoder, reader)), data, most_units=500)
+    assert found.ok
+    assert any(name.startswith("image/") for name in found.samples)
 
 
 def test_weights_that_are_given_are_the_ones_verified() -> None:
@@ -228,6 +247,34 @@ def test_modules_that_depend_on_packing_are_caught(module: Callable[[], Any]) ->
     assert found.worst.relative > 100 * found.limit
 
 
+def mean() -> Any:
+    init, apply = alone()
+    return init, lambda params, batch: {"cross_entropy": apply(params, batch)["cross_entropy"] / batch["loss_mask"].sum()}
+
+
+def roomy(module: Any) -> SectionGraph:
+    """One section whose largest micro-batch holds all samples of a test."""
+    section = Section(name="model", module=module, objectives={"cross_entropy": Objective()}, microbatch=(128, 512))
+    return SectionGraph(sections=(section,))
+
+
+def test_a_mean_is_caught_where_one_micro_batch_would_hold_everything() -> None:
+    found = verify(roomy(mean()), text_samples(12))
+    assert not found.ok
+    assert found.notes == ()
+    right = verify(roomy(alone()), text_samples(12))
+    assert (right.ok, right.notes) == (True, ())
+
+
+def test_a_mean_is_caught_in_a_run_too() -> None:
+    assert not started(roomy(mean())).verify().ok
+
+
+def test_too_few_samples_to_see_a_mean_are_noted() -> None:
+    found = verify(roomy(mean()), text_samples(1))
+    assert found.notes[-1:] == ("section 'model' ran in one micro-batch: whether its objectives are sums, and not means, was not seen",)
+
+
 def test_values_that_are_not_finite_are_named() -> None:
     init, apply = alone()
 
@@ -264,7 +311,11 @@ def test_replicas_that_did_not_run_are_noted(run: Run) -> None:
     found = verify_run(run, most_units=1)
     assert found.ok
     assert len(found.samples) == 1
-    assert found.notes == ("no micro-batch ran on replicas [1] of section 'a'", "no micro-batch ran on replicas [1, 2] of section 'b'")
+    assert found.notes == (
+        "no micro-batch ran on replicas [1] of section 'a'",
+        "no micro-batch ran on replicas [1, 2] of section 'b'",
+        "section 'b' ran in one micro-batch: whether its objectives are sums, and not means, was not seen",
+    )
 
 
 def test_samples_of_a_run_are_those_of_its_next_steps_each_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

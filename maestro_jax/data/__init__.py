@@ -6,21 +6,26 @@ from .batches import Batches
 from .conversations import Conversations
 from .corpus import Corpus
 from .dataset import Dataset, Part
+from .digits import load_digits
+from .interleaved import INTERLEAVED_SPECS, Interleaved
 from .jsonl import Jsonl
 from .lazy import LazySamples
 from .mixture import Mixture
 from .omni import Omni
 from .packing import Packed, pack
+from .patches import image_item, image_specs
 from .routes import Route, route
 from .samples import ArraySpec, Item, Sample
 from .text_folder import TextFolder
 
 __all__ = [
+    "INTERLEAVED_SPECS",
     "ArraySpec",
     "Batches",
     "Conversations",
     "Corpus",
     "Dataset",
+    "Interleaved",
     "Item",
     "Jsonl",
     "LazySamples",
@@ -31,6 +36,9 @@ __all__ = [
     "Route",
     "Sample",
     "TextFolder",
+    "image_item",
+    "image_specs",
+    "load_digits",
     "pack",
     "route",
 ]

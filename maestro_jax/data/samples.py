@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ..errors import DataError
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArraySpec:
@@ -46,12 +48,31 @@ class Sample:
     Args:
         id: unique and stable name, for example `"topics/assert:2"`; dropout and error texts depend on it.
         items: per stream, the items in order.
+
+    Raises:
+        DataError: a stream has something else than a tuple (or a list) of items.
     """
 
     id: str
     items: Mapping[str, tuple[Item, ...]]
 
+    def __post_init__(self) -> None:
+        for stream, found in self.items.items():
+            if not isinstance(found, tuple | list):
+                raise _no_tuple(self.id, stream, found)
+
     @property
     def number(self) -> int:
         """A 32-bit number made from the id (CRC-32), the form in which ids travel on devices."""
         return zlib.crc32(self.id.encode())
+
+
+def _no_tuple(sample: str, stream: str, found: object) -> DataError:
+    return DataError(
+        f"sample {sample!r} has no tuple of items in stream {stream!r}.",
+        wanted="a tuple, also of one item: a sample may have several in a stream",
+        have=type(found).__name__,
+        fix=f"write items={{{stream!r}: (item,)}}",
+        anchor="sample-items",
+        set_by=f"the data, sample {sample!r}",
+    )

@@ -7,13 +7,14 @@ its value would depend on how a batch is cut into micro-batches.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
+from flax import linen, nnx, traverse_util
 from jax.core import Tracer
 
 from ..errors import GraphError
@@ -43,35 +44,69 @@ class Adapter(Protocol):
         ...
 
 
-def adapt(module: Any, section: str) -> Adapter:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Owner:
+    """The section that a module belongs to, for error texts."""
+
+    section: str
+    set_by: str
+
+    def refused(self, problem: str, *, wanted: str, have: str, fix: str, anchor: str) -> GraphError:
+        what = f"the module of section {self.section!r} {problem}."
+        return GraphError(what, wanted=wanted, have=have, fix=fix, anchor=anchor, set_by=self.set_by)
+
+    def check_stateless(self, names: list[str]) -> None:
+        if names:
+            raise self.refused(
+                "keeps state between calls",
+                wanted="parameters only: a value that changes between calls would depend on how the batch is cut into micro-batches",
+                have=_listed(names),
+                fix="use layers without running statistics; for dropout, maestro_jax.models.token_dropout, keyed by sample and position",
+                anchor="module-state",
+            )
+
+    def check_nothing_sown(self, names: list[str]) -> None:
+        if names:
+            raise self.refused(
+                "sows values, which nothing would collect",
+                wanted="everything that counts in what the module returns: a loss is an objective, a sum over the micro-batch",
+                have=_listed(names),
+                fix="return the sum in the dict, and name it in Section.objectives, with its weight and what it counts",
+                anchor="module-state",
+            )
+
+
+def adapt(module: Any, section: str, set_by: str | None = None) -> Adapter:
     """Wraps a user's module.
 
     Args:
         module: an NNX module, a callable `rngs -> nnx.Module`, a Linen module, or a pair `(init, apply)` with
             `init(key) -> params` (a nested dict) and `apply(params, batch, **inputs) -> dict`.
         section: name of the section, for error texts.
+        set_by: where the module was set, for error texts; None is the calling program.
 
     Raises:
         GraphError: when the module is none of these (a Linen class is none, an NNX class is one), or keeps state between calls.
     """
+    owner = _Owner(section=section, set_by=set_by or f"the calling program: Section({section!r}).module")
     if isinstance(module, linen.Module):
-        return LinenAdapter(module, section)
+        return LinenAdapter(module, owner)
     if isinstance(module, tuple) and len(module) == 2 and all(callable(f) for f in module):
         return FunctionsAdapter(*module)
     if isinstance(module, nnx.Module):
-        return NnxAdapter(module, section)
+        return NnxAdapter(module, owner)
     if isinstance(module, type) and issubclass(module, linen.Module):
-        raise GraphError(
-            f"the module of section {section!r} cannot be used.",
+        raise owner.refused(
+            "cannot be used",
             wanted="an instance of a Linen module: making one needs no random keys",
             have=f"{module.__name__} is a Linen class",
             fix=f"pass an instance: {module.__name__}(...); in a config, @{module.__name__}() with the parentheses",
             anchor="module-kind",
         )
     if callable(module):
-        return NnxAdapter(cast(Callable[[nnx.Rngs], nnx.Module], module), section)
-    raise GraphError(
-        f"the module of section {section!r} cannot be used.",
+        return NnxAdapter(cast(Callable[[nnx.Rngs], nnx.Module], module), owner)
+    raise owner.refused(
+        "cannot be used",
         wanted="an NNX module, a callable rngs -> nnx.Module, a Linen module, or a pair of functions (init, apply)",
         have=f"{type(module).__name__}",
         fix="pass one of these as Section.module",
@@ -82,19 +117,19 @@ def adapt(module: Any, section: str) -> Adapter:
 class NnxAdapter:
     """An NNX module, given as an instance (its values are the initial ones) or as a callable that makes one."""
 
-    def __init__(self, module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], section: str) -> None:
+    def __init__(self, module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], owner: _Owner) -> None:
         self._instance = module if isinstance(module, nnx.Module) else None
         self._build = None if isinstance(module, nnx.Module) else module
-        self._section = section
+        self._owner = owner
 
     @functools.cached_property
     def _split(self) -> tuple[Any, nnx.State]:
         """The graph definition and the abstract parameters."""
         module = self._instance if self._instance is not None else nnx.eval_shape(lambda: self._make(jax.random.key(0)))
         # An array that is no variable is a leaf of an instance, and a stray tracer in a module that was built abstractly.
-        _refuse_state(self._section, ["/".join(map(str, path)) for path, value in nnx.iter_graph(module) if isinstance(value, Tracer)])
+        self._owner.check_stateless(["/".join(map(str, path)) for path, value in nnx.iter_graph(module) if isinstance(value, Tracer)])
         graphdef, params, rest = nnx.split(module, nnx.Param, ...)
-        _refuse_state(self._section, ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)])
+        self._owner.check_stateless(["/".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)])
         return graphdef, params
 
     def _make(self, key: jax.Array) -> nnx.Module:
@@ -104,7 +139,13 @@ class NnxAdapter:
         with nnx.use_eager_sharding(False):
             module = self._build(nnx.Rngs(key))
         if not isinstance(module, nnx.Module):
-            raise _not_nnx(self._section, module)
+            raise self._owner.refused(
+                "cannot be built",
+                wanted="a callable rngs -> nnx.Module",
+                have=f"a callable that returned {type(module).__name__}",
+                fix="return an nnx.Module, or pass a Linen module itself, or a pair of functions (init, apply)",
+                anchor="module-kind",
+            )
         return module
 
     def abstract(self, batch: Batch, inputs: Batch) -> Params:
@@ -137,16 +178,20 @@ class NnxAdapter:
 class LinenAdapter:
     """A Linen module; logical names come from `nn.with_partitioning` boxes."""
 
-    def __init__(self, module: linen.Module, section: str) -> None:
+    def __init__(self, module: linen.Module, owner: _Owner) -> None:
         self._module = module
-        self._section = section
+        self._owner = owner
 
     def _boxed(self, batch: Batch, inputs: Batch) -> dict[str, Any]:
         def init(key: jax.Array) -> Any:
             return self._module.init(key, _zeros(batch), **_zeros(inputs))
 
         variables = jax.eval_shape(init, jax.random.key(0))
-        _refuse_state(self._section, [c for c in variables if c != "params"])
+        state = [name for name in variables if name != "params"]
+        # Values are sown into tuples; what is kept between calls is an array.
+        sown = [name for name in state if any(isinstance(leaf, tuple) for leaf in traverse_util.flatten_dict(variables[name]).values())]
+        self._owner.check_nothing_sown(sown)
+        self._owner.check_stateless(state)
         is_box = lambda x: isinstance(x, linen.meta.AxisMetadata)  # noqa: E731 - a predicate for two calls
         return {_path(p): leaf for p, leaf in jax.tree_util.tree_flatten_with_path(variables.get("params", {}), is_leaf=is_box)[0]}
 
@@ -237,22 +282,5 @@ def _zeros(tree: Batch) -> dict[str, Any]:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), dict(tree))
 
 
-def _refuse_state(section: str, names: list[str]) -> None:
-    if names:
-        raise GraphError(
-            f"the module of section {section!r} keeps state between calls.",
-            wanted="parameters only: a value that changes between calls would depend on how the batch is cut into micro-batches",
-            have=", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
-            fix="use layers without running statistics, and maestro_jax.models.noise for dropout (keyed by sample and position)",
-            anchor="module-state",
-        )
-
-
-def _not_nnx(section: str, module: Any) -> GraphError:
-    return GraphError(
-        f"the module of section {section!r} cannot be built.",
-        wanted="a callable rngs -> nnx.Module",
-        have=f"a callable that returned {type(module).__name__}",
-        fix="return an nnx.Module, or pass a Linen module itself, or a pair of functions (init, apply)",
-        anchor="module-kind",
-    )
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

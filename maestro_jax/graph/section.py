@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import fnmatch
 import math
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from ..config import check_fields, configurable
 from ..data.samples import Item
@@ -46,6 +47,9 @@ class Objective:
     weight: float = 1.0
     count: str | Callable[[Item], float] = "loss_mask"
 
+    name: ClassVar[str | None] = None
+    """"section/objective" once it belongs to a section, for error texts."""
+
     def __post_init__(self) -> None:
         check_fields(self)
         if not math.isfinite(self.weight):
@@ -57,6 +61,12 @@ class Objective:
                 anchor="objective-weight",
                 set_by=set_by(self, "weight"),
             )
+
+    def named(self, name: str) -> Objective:
+        """Returns the same objective with the name that errors about it tell."""
+        found = copy.copy(self)
+        object.__setattr__(found, "name", name)
+        return found
 
     def count_of(self, item: Item) -> float:
         """Returns what one item adds to the denominator.
@@ -190,6 +200,7 @@ class Section:
             if SOURCE.fullmatch(source) is None:
                 wanted = f"{name}: 'section.output', or 'section.output[array]'"
                 self._refuse("inputs", wanted, repr(source), "name the producer and its output with one dot")
+        object.__setattr__(self, "objectives", {name: each.named(f"{self.name}/{name}") for name, each in self.objectives.items()})
 
     def _check_buckets(self) -> None:
         buckets, row = self.buckets, self.row_length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from ..data.samples import ArraySpec
 from ..errors import DataError, EdgeError, GraphError, MaestroError, did_you_mean, set_by
 from .adapters import Adapter, LogicalNames, adapt
+from .failures import Call, described, module_failed, not_a_dict
 from .graph import SectionGraph
 from .section import UNITS, Edge, Section
 
@@ -19,6 +21,9 @@ Specs = Mapping[str, Mapping[str, ArraySpec]]
 
 _OWN_ARRAYS = {"segment_ids": "int32", "positions": "int32", "sample_ids": "uint32"}
 """Arrays of a batch that packing makes, `[rows, length]`."""
+
+_KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
+"""`batch["key"]`, which a section receives while it is trained."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +117,7 @@ def graph_shapes(graph: SectionGraph, specs: Specs) -> GraphShapes:
         rows = {e.input: edges[e.label] for e in graph.into(name)}
         sections[name] = _section_shapes(section, specs, rows)
         for edge in graph.out_of(name):
-            edges[edge.label], merges[edge.label] = _edge_row(graph, edge, sections[name])
+            edges[edge.label], merges[edge.label] = _edge_row(graph, edge, sections[name], specs)
     for edge in graph.edges:
         _check_rows_array(graph, edge, specs)
     return GraphShapes(sections=sections, edges=edges, merges=merges)
@@ -124,21 +129,25 @@ def _section_shapes(section: Section, specs: Specs, rows: Mapping[str, jax.Shape
         b: {n: jax.ShapeDtypeStruct(batch[b]["segment_ids"].shape + row.shape, row.dtype) for n, row in rows.items()}
         for b in section.buckets
     }
-    adapter = adapt(section.module, section.name)
+    adapter = adapt(section.module, section.name, set_by(section, "module"))
     largest = section.buckets[-1]
+    example = batch[largest], inputs[largest]
     try:
-        params = {p: jax.ShapeDtypeStruct(s.shape, s.dtype) for p, s in adapter.abstract(batch[largest], inputs[largest]).items()}
-        names = adapter.names(batch[largest], inputs[largest])
+        params = {p: jax.ShapeDtypeStruct(s.shape, s.dtype) for p, s in adapter.abstract(*example).items()}
+        names = adapter.names(*example)
         compute = {p: compute_shape(s, section.dtype) for p, s in params.items()}
-        outputs = jax.eval_shape(adapter.apply, compute, batch[largest], inputs[largest])
-        if not isinstance(outputs, Mapping):
-            raise TypeError(f"it returned {type(outputs).__name__}, not a dict")
+        outputs = jax.eval_shape(adapter.apply, compute, *example)
+        # In training there is a key beside, and what depends on it.
+        trained = jax.eval_shape(adapter.apply, compute, {**batch[largest], "key": _KEY}, inputs[largest]) if section.trainable else outputs
     except MaestroError:
         raise
     except Exception as error:  # a user's module may fail in any way; the text must say which section it was
-        raise _module_failed(section, inputs[largest], error) from error
+        raise module_failed(Call(section=section, specs=specs, batch=example[0], inputs=example[1]), error) from error
     _check_names(section, params, names)
-    _check_objectives(section, specs, outputs)
+    for returned in (outputs, trained):
+        if not isinstance(returned, Mapping):
+            raise not_a_dict(section, returned)
+        _check_objectives(section, specs, returned)
     return SectionShapes(adapter=adapter, batch=batch, inputs=inputs, params=params, names=names, outputs=outputs)
 
 
@@ -148,7 +157,7 @@ def compute_shape(param: Any, dtype: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(param.shape, jnp.dtype(dtype) if floating else param.dtype)
 
 
-def _edge_row(graph: SectionGraph, edge: Edge, producer: SectionShapes) -> tuple[jax.ShapeDtypeStruct, int]:
+def _edge_row(graph: SectionGraph, edge: Edge, producer: SectionShapes, specs: Specs) -> tuple[jax.ShapeDtypeStruct, int]:
     """Returns a row of an edge, and how many units become one row."""
     section = graph[edge.producer]
     origin = set_by(graph[edge.consumer], "inputs")
@@ -168,11 +177,15 @@ def _edge_row(graph: SectionGraph, edge: Edge, producer: SectionShapes) -> tuple
     # Paired units meet one by one.
     if merge is None or (merge > 1 and edge.rows is None):
         merged = "" if edge.rows is None else ", or fewer along length where several units become one row"
+        fix = "return one row per unit of the micro-batch"
+        if merge is not None:
+            array = _likely_rows(edge, specs.get(graph[edge.consumer].reads, {}))
+            fix += f", or say in the items which row each unit takes: '{edge.producer}.{edge.output}[{array}]'"
         raise EdgeError(
             f"output {edge.output!r} of section {edge.producer!r} cannot cross an edge.",
             wanted=f"a floating-point array [rows, length, d] = [{rows}, {length}, d]{merged}",
-            have=_described(shape),
-            fix="return one row per unit of the micro-batch",
+            have=described(shape),
+            fix=fix,
             anchor="edge-shape",
             set_by=origin,
         )
@@ -191,8 +204,8 @@ def _check_rows_array(graph: SectionGraph, edge: Edge, specs: Specs) -> None:
         return
     stream = graph[edge.consumer].reads
     spec = specs[stream].get(edge.rows)
-    if spec is None or spec.shape != () or jnp.dtype(spec.dtype).kind != "i":
-        known = [name for name, each in specs[stream].items() if each.shape == () and jnp.dtype(each.dtype).kind == "i"]
+    known = _numbers(specs[stream])
+    if edge.rows not in known:
         raise EdgeError(
             f"edge {edge.label} takes its rows from an array that stream {stream!r} does not have.",
             wanted=f"an int32 array with one number a unit: one of {known}{did_you_mean(edge.rows, known)}",
@@ -201,6 +214,17 @@ def _check_rows_array(graph: SectionGraph, edge: Edge, specs: Specs) -> None:
             anchor="edge-rows",
             set_by=set_by(graph[edge.consumer], "inputs"),
         )
+
+
+def _numbers(arrays: Mapping[str, ArraySpec]) -> list[str]:
+    """Names of arrays with a whole number for each unit."""
+    return [name for name, each in arrays.items() if each.shape == () and jnp.dtype(each.dtype).kind == "i"]
+
+
+def _likely_rows(edge: Edge, arrays: Mapping[str, ArraySpec]) -> str:
+    """The array that says which rows an input takes, by its name; else the name that it should have."""
+    usual = f"{edge.input}_rows"
+    return next(iter(difflib.get_close_matches(usual, _numbers(arrays), n=1)), usual)
 
 
 def _check_names(section: Section, params: Mapping[str, Any], names: Mapping[str, LogicalNames]) -> None:
@@ -234,25 +258,8 @@ def _check_objectives(section: Section, specs: Specs, outputs: Mapping[str, Any]
             raise GraphError(
                 f"objective {name!r} of section {section.name!r} is not a scalar that its module returns.",
                 wanted=f"{name!r}: a float32 scalar, the sum over the micro-batch",
-                have=_described(have) if name in outputs else f"the keys {sorted(outputs)}{did_you_mean(name, list(outputs))}",
+                have=described(have) if name in outputs else f"the keys {sorted(outputs)}{did_you_mean(name, list(outputs))}",
                 fix="return the sum (not the mean) under that name, or correct Section.objectives",
                 anchor="objective-missing",
                 set_by=set_by(section, "objectives"),
             )
-
-
-def _described(output: Any) -> str:
-    return f"{output.dtype}{list(output.shape)}" if hasattr(output, "shape") else type(output).__name__
-
-
-def _module_failed(section: Section, inputs: Mapping[str, Any], error: Exception) -> MaestroError:
-    shapes = {name: f"{s.dtype}{list(s.shape)}" for name, s in inputs.items()}
-    kind = EdgeError if inputs else GraphError
-    return kind(
-        f"the module of section {section.name!r} fails on the shapes that it would receive.",
-        wanted="a module that takes (batch, **inputs) and returns a dict",
-        have=f"{type(error).__name__}: {str(error).strip()[:600]}\ninputs: {shapes or 'none'}",
-        fix="make the widths and dtypes of the edge agree at both ends, or correct the module",
-        anchor="module-fails",
-        set_by=set_by(section, "inputs" if inputs else "module"),
-    )

@@ -86,7 +86,8 @@ def _wrong_length(sample: Sample, item: Item, section: str, largest: int) -> Dat
         f"sample {sample.id!r} {wrong} of section {section!r}.",
         wanted=f"items of 1 to {largest} units",
         have=f"{item.units} units",
-        fix="raise microbatch (or row_length), shorten samples (max_length), or set train.on_bad_sample to 'skip'",
+        fix="raise microbatch (or row_length): both count units (tokens, patches, frames), not samples; or shorten samples "
+        "(max_length of Conversations, TextFolder and other sources of text), or set train.on_bad_sample to 'skip'",
         anchor="sample-too-long",
         set_by=f"the data, sample {sample.id!r}",
     )

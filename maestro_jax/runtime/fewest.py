@@ -3,18 +3,60 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 from ..data import Sample
 from ..errors import DataError, set_by
 from ..graph import SectionGraph
-from ..schedules import Policy, Schedule
+from ..schedules import Policy, Schedule, Workload
 from .costs import Costs
 from .feeds import make_workload
 from .plan import Plan
 
+FORWARDS = ("forward", "forward_backward")
+
 RUNS = 2
 """Micro-batches that each replica should run: the second adds to what the first left in the accumulators."""
+
+
+FEWEST_TO_SPLIT = 4
+"""Samples of which two are left on either side, so that items still share a micro-batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InTwo:
+    """Never puts all samples of a step into one micro-batch: each half is scheduled as a step of its own, then both as one.
+
+    Args:
+        policy: schedules the halves.
+    """
+
+    policy: Policy
+
+    def schedule(self, workload: Workload) -> Schedule:
+        """Schedules a workload of one step."""
+        (samples,) = workload.steps
+        # Samples that run the same sections stand next to each other, so that both halves run them.
+        alike = sorted(samples, key=lambda sample: sorted(sample.items))
+        tasks = self.policy.schedule(dataclasses.replace(workload, steps=(tuple(alike[::2]), tuple(alike[1::2])))).tasks
+        # Without the update between them, the tasks wait for less than before, so their order holds.
+        return Schedule(tasks=tuple(dataclasses.replace(t, step=0) for t in tasks if (t.kind, t.step) != ("update", 0)))
+
+
+def several_micro_batches(plan: Plan, samples: Sequence[Sample], policy: Policy, costs: Costs) -> Policy:
+    """Returns the policy itself, or `InTwo` of it where it would run some loss in one micro-batch.
+
+    In one micro-batch, a mean is as right as a sum.
+    """
+    schedule = policy.schedule(make_workload(plan, [samples], True, costs))
+    return InTwo(policy) if len(samples) >= FEWEST_TO_SPLIT and run_once(plan, schedule) else policy
+
+
+def run_once(plan: Plan, schedule: Schedule) -> list[str]:
+    """The sections with a loss to which a schedule gives fewer than two micro-batches."""
+    ran = collections.Counter(t.section for t in schedule.tasks if t.kind in FORWARDS)
+    return [name for name, s in plan.sections.items() if ran[name] < 2 and any(o.weight for o in s.section.objectives.values())]
 
 
 def enough_samples(graph: SectionGraph, candidates: Iterable[Sample], most_units: int, look: int) -> list[Sample]:
@@ -68,7 +110,7 @@ def fewest_samples(plan: Plan, samples: Sequence[Sample], policy: Policy, most_u
 
 def idle_replicas(plan: Plan, schedule: Schedule, runs: int = 1) -> dict[str, list[int]]:
     """Section -> replicas to which a schedule gives fewer than `runs` micro-batches; sections without such are left out."""
-    ran = collections.Counter((t.section, t.replica) for t in schedule.tasks if t.kind in ("forward", "forward_backward"))
+    ran = collections.Counter((t.section, t.replica) for t in schedule.tasks if t.kind in FORWARDS)
     found = {n: [r for r in range(s.submesh.replicas) if ran[n, r] < runs] for n, s in plan.sections.items()}
     return {name: replicas for name, replicas in found.items() if replicas}
 

@@ -194,10 +194,34 @@ def test_state_between_calls_is_refused(module: Any, state: list[str]) -> None:
     with pytest.raises(GraphError, match="the module of section 'a' keeps state between calls") as caught:
         adapt(module, "a").abstract(*data())
     assert all(name in caught.value.have for name in state)
-    assert caught.value.anchor == "module-state"
-    assert (
-        caught.value.fix == "use layers without running statistics, and maestro_jax.models.noise for dropout (keyed by sample and position)"
+    assert (caught.value.anchor, caught.value.set_by) == ("module-state", "the calling program: Section('a').module")
+    assert caught.value.fix.startswith("use layers without running statistics; for dropout, maestro_jax.models.token_dropout")
+
+
+class Sowing(linen.Module):
+    @linen.compact
+    def __call__(self, batch: Batch, hidden: jax.Array) -> dict[str, jax.Array]:
+        self.sow("intermediates", "hidden", hidden)
+        self.sow("losses", "balance", hidden.sum())
+        return {"hidden": linen.Dense(WIDTH)(hidden)}
+
+
+def test_a_sown_loss_belongs_among_the_objectives() -> None:
+    with pytest.raises(GraphError, match="the module of section 'a' sows values, which nothing would collect") as caught:
+        adapt(Sowing(), "a", "model.gin:3").abstract(*data())
+    assert (caught.value.have, caught.value.anchor, caught.value.set_by) == ("losses", "module-state", "model.gin:3")
+    assert "Section.objectives" in caught.value.fix
+
+
+def test_statistics_that_are_only_read_can_be_parameters() -> None:
+    norm = linen.BatchNorm(use_running_average=True)
+    batch, inputs = data()
+    adapter = adapt(
+        (lambda key: norm.init(key, inputs["hidden"]), lambda params, batch, hidden: {"hidden": norm.apply(params, hidden)}), "a"
     )
+    params = {**adapter.init(jax.random.key(0), batch, inputs), "batch_stats/mean": jnp.full((WIDTH,), 2.0)}
+    found = adapter.apply(params, batch, inputs)["hidden"]
+    np.testing.assert_allclose(found, (inputs["hidden"] - 2) / np.sqrt(1 + norm.epsilon), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.quick
@@ -213,7 +237,7 @@ def test_what_is_no_module_is_refused(module: Any, have: str) -> None:
         "the module of section 'a' cannot be used.\n"
         "  wanted   an NNX module, a callable rngs -> nnx.Module, a Linen module, or a pair of functions (init, apply)\n"
         f"  have     {have}\n"
-        "  set by   the calling program\n"
+        "  set by   the calling program: Section('a').module\n"
         "  fix      pass one of these as Section.module\n"
         "  help     docs/errors.md#module-kind"
     )

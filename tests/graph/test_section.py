@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from maestro_jax.data import Item
-from maestro_jax.errors import ConfigError
+from maestro_jax.errors import ConfigError, DataError
 from maestro_jax.graph import Edge, Objective, Section
 
 
@@ -103,3 +103,13 @@ def test_denominator_is_summed_in_double_precision() -> None:
 
 def test_denominator_may_be_a_function_of_the_item() -> None:
     assert Objective(count=lambda item: item.units).count_of(item(loss_mask=[0, 0, 0])) == 3.0
+
+
+def test_an_objective_that_cannot_be_counted_is_named_after_its_section() -> None:
+    shared = Objective(count=lambda item: float("nan"))
+    sections = [section(name=name, objectives={"square": shared}) for name in ("student", "critic")]
+    with pytest.raises(DataError) as caught:
+        sections[0].objectives["square"].count_of(item())
+    assert caught.value.set_by == "the calling program: Objective('student/square').count"
+    assert [each.objectives["square"].name for each in sections] == ["student/square", "critic/square"]
+    assert shared.name is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,12 @@ def refused(kind: type[MaestroError], graph: SectionGraph) -> MaestroError:
 
 def returning(outputs: Callable[[jax.Array], Any]) -> Any:
     """A module that returns `outputs(tokens)` [rows, length]."""
-    return lambda key: {"scale": jnp.ones(())}, lambda params, batch, **inputs: outputs(batch["tokens"])
+    return returning_of(lambda batch: outputs(batch["tokens"]))
+
+
+def returning_of(outputs: Callable[[Any], Any]) -> Any:
+    """A module that returns `outputs(batch)`."""
+    return lambda key: {"scale": jnp.ones(())}, lambda params, batch, **inputs: outputs(batch)
 
 
 def hidden(shape: Callable[[tuple[int, ...]], tuple[int, ...]], dtype: str = "float32") -> Any:
@@ -86,9 +92,35 @@ def test_widths_that_do_not_agree_are_explained() -> None:
     assert error.what == "the module of section 'middle' fails on the shapes that it would receive."
     assert error.wanted == "a module that takes (batch, **inputs) and returns a dict"
     assert error.have.startswith("TypeError: dot_general requires contracting dimensions to have the same shape")
-    assert error.have.endswith("\ninputs: {'hidden': 'float32[1, 48, 8]'}")
+    assert error.have.endswith("sample_ids: uint32[1, 48]}\ninputs: {hidden: float32[1, 48, 8]}")
+    assert error.set_by == "the calling program: Section('middle').module\nthe calling program: Section('middle').inputs"
+    assert error.anchor == "module-fails"
+    [place] = re.findall(r"^at (.*support\.py:\d+): return ", error.have, flags=re.MULTILINE)
+    assert error.fix == f"correct the module at {place}, or make the widths and dtypes of its inputs those that it takes"
+
+
+class NnxMiddle(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.inner = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, batch: Any, hidden: jax.Array) -> dict[str, jax.Array]:
+        return {"hidden": self.inner(hidden)}
+
+
+class LinenMiddle(linen.Module):
+    @linen.compact
+    def __call__(self, batch: Any, hidden: jax.Array) -> dict[str, jax.Array]:
+        return {"hidden": linen.Dense(8)(hidden)}
+
+
+@pytest.mark.parametrize("inputs", [{"guide": "teacher.hidden"}, {}, {"hidden": "teacher.hidden", "guide": "teacher.hidden"}], ids=str)
+@pytest.mark.parametrize("module", [middle_functions(8), NnxMiddle, LinenMiddle()], ids=["functions", "nnx", "linen"])
+def test_inputs_that_are_not_those_of_the_module(module: Any, inputs: dict[str, str]) -> None:
+    fields: dict[str, Any] = {"module": module, "inputs": inputs}
+    error = refused(EdgeError, chain(middle=fields, student={"inputs": {"hidden": "teacher.hidden"}}))
+    assert error.wanted.startswith(f"a module that takes ({', '.join(['batch', *inputs])}): ")
+    assert error.fix == "give the argument of the module and the key in Section.inputs one name"
     assert (error.set_by, error.anchor) == ("the calling program: Section('middle').inputs", "module-fails")
-    assert error.fix == "make the widths and dtypes of the edge agree at both ends, or correct the module"
 
 
 def test_an_input_that_the_module_does_not_take() -> None:
@@ -96,10 +128,82 @@ def test_an_input_that_the_module_does_not_take() -> None:
     assert "unexpected keyword argument 'guide'" in error.have
 
 
+IMAGE_SPECS = {**TEXT_SPECS, "image": {"patches": ArraySpec(shape=(4,), dtype="float32"), "image_rows": ArraySpec()}}
+
+
+def reading(name: str) -> Any:
+    """A module of a section without inputs that takes one array of its batch."""
+    return returning_of(lambda batch: {"hidden": jnp.zeros((*batch["positions"].shape, 8)) + batch[name].sum()})
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "fix"),
+    [
+        ("patches", "reads", "correct the name, or set Section.reads to 'image', whose items have 'patches'"),
+        ("token", "module", "correct the name, or add the array to the items of stream 'text'; if it is no array of the batch"),
+        ("key", "module", "use batch.get('key'): the key is there only while the section is trained"),
+    ],
+)
+def test_an_array_that_the_batch_does_not_have(name: str, field: str, fix: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        graph_shapes(chain(teacher={"module": reading(name)}), IMAGE_SPECS)
+    assert caught.value.set_by == f"the calling program: Section('teacher').{field}"
+    assert caught.value.fix.startswith(fix)
+    assert caught.value.wanted.startswith("one of ['tokens', 'targets', 'loss_mask', 'segment_ids', 'positions', 'sample_ids']")
+    assert ("(did you mean 'tokens'?)" in caught.value.wanted) == (name == "token")
+    assert caught.value.have.startswith(f"KeyError: {name!r}\nat {__file__}:")
+
+
+class LinenDropout(linen.Module):
+    @linen.compact
+    def __call__(self, batch: Any) -> dict[str, jax.Array]:
+        hidden = linen.Embed(16, 8)(batch["tokens"])
+        return {"hidden": linen.Dropout(0.1)(hidden, deterministic="key" not in batch)}
+
+
+class NnxDropout(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.embed, self.dropout = nnx.Embed(16, 8, rngs=rngs), nnx.Dropout(0.1)
+
+    def __call__(self, batch: Any) -> dict[str, jax.Array]:
+        return {"hidden": self.dropout(self.embed(batch["tokens"]), deterministic="key" not in batch)}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("module", [LinenDropout(), NnxDropout], ids=["linen", "nnx"])
+def test_dropout_in_training_only_is_refused_before_training(module: Any) -> None:
+    error = refused(GraphError, chain(teacher={"module": module}))
+    assert error.what == "the module of section 'teacher' draws random numbers from Flax."
+    assert "maestro_jax.models.token_dropout with batch.get('key')" in error.fix
+    assert (error.set_by, error.anchor) == ("the calling program: Section('teacher').module", "module-state")
+    assert graph_shapes(chain(teacher={"module": module, "trainable": False}), TEXT_SPECS).edges
+
+
+def test_what_is_returned_in_training_only_is_seen() -> None:
+    def outputs(batch: Any) -> Any:
+        hidden = jnp.zeros((*batch["tokens"].shape, 8))
+        return {"hidden": hidden} if "key" in batch else {"hidden": hidden, "square": hidden.sum()}
+
+    error = refused(GraphError, chain(teacher={"module": returning_of(outputs), "objectives": {"square": Objective()}}))
+    assert (error.anchor, error.have) == ("objective-missing", "the keys ['hidden']")
+
+
+@pytest.mark.parametrize(("name", "want"), [("image_rows", "image_rows"), ("img_rows", "img_rows"), ("number", "image_rows")])
+def test_merged_rows_without_their_numbers_are_told_the_array(name: str, want: str) -> None:
+    specs = {"text": {**TEXT_SPECS["text"], name: ArraySpec()}}
+    merged = hidden(lambda rows: (rows[0], rows[1] // 4, 8))
+    graph = chain(teacher={"module": merged}, middle={"inputs": {"image": "teacher.hidden"}, "module": returning(lambda tokens: {})})
+    with pytest.raises(EdgeError) as caught:
+        graph_shapes(graph, specs)
+    fix = f"return one row per unit of the micro-batch, or say in the items which row each unit takes: 'teacher.hidden[{want}]'"
+    assert (caught.value.fix, caught.value.anchor) == (fix, "edge-shape")
+
+
 def test_a_module_that_fails_without_inputs_is_a_matter_of_the_graph() -> None:
     error = refused(GraphError, chain(teacher={"module": returning(lambda tokens: tokens["no"])}))
     assert error.what == "the module of section 'teacher' fails on the shapes that it would receive."
-    assert error.have.endswith("\ninputs: none")
+    assert "inputs: " not in error.have
+    assert re.fullmatch(rf"correct the module at {re.escape(__file__)}:\d+", error.fix)
     assert error.set_by == "the calling program: Section('teacher').module"
 
 
@@ -144,15 +248,20 @@ def test_objective_that_is_not_a_scalar() -> None:
 
 
 @pytest.mark.parametrize(
-    "outputs",
-    [lambda tokens: jnp.zeros((*tokens.shape, 8)), lambda tokens: (jnp.zeros((*tokens.shape, 8)),), lambda tokens: None],
+    ("outputs", "have"),
+    [
+        (lambda tokens: jnp.zeros((*tokens.shape, 8)), "float32[1, 64, 8]"),
+        (lambda tokens: (jnp.zeros((*tokens.shape, 8)),), "tuple"),
+        (lambda tokens: None, "NoneType"),
+    ],
     ids=["array", "tuple", "none"],
 )
 @pytest.mark.parametrize("objectives", [{}, {"loss": Objective()}], ids=["output", "objective"])
-def test_module_that_returns_no_dict_is_refused(outputs: Callable[[jax.Array], Any], objectives: dict[str, Objective]) -> None:
+def test_module_that_returns_no_dict_is_refused(outputs: Callable[[jax.Array], Any], have: str, objectives: dict[str, Objective]) -> None:
     error = refused(GraphError, chain(teacher={"module": returning(outputs), "objectives": objectives}))
-    assert error.what == "the module of section 'teacher' fails on the shapes that it would receive."
-    assert error.wanted == "a module that takes (batch, **inputs) and returns a dict"
+    assert error.what == "the module of section 'teacher' returns no dict."
+    assert (error.have, error.anchor) == (have, "module-fails")
+    assert error.set_by == "the calling program: Section('teacher').module"
 
 
 def test_objective_that_is_a_dict_is_refused() -> None:
@@ -207,3 +316,8 @@ def test_sections_of_different_kinds_meet_in_one_graph() -> None:
 def test_one_output_may_feed_several_sections() -> None:
     graph = chain(teacher={"module": teacher_functions(8)}, student={"inputs": {"hidden": "teacher.hidden"}}, middle={"trainable": False})
     assert sorted(graph_shapes(graph, TEXT_SPECS).edges) == ["teacher.hidden->middle.hidden", "teacher.hidden->student.hidden"]
+
+
+def test_an_array_that_is_counted_and_missing_is_told_with_its_objective() -> None:
+    error = refused(GraphError, chain(student={"objectives": {"square": Objective(count="mask")}}))
+    assert (error.anchor, error.set_by) == ("objective-count", "the calling program: Objective('student/square').count")

@@ -64,3 +64,10 @@ def test_specs_with_wider_rows_are_kept() -> None:
     specs = {"text": {**TEXT_SPECS["text"], "weights": ArraySpec(shape=(3,), dtype="float32")}}
     arrays = {**ITEM.arrays, "weights": np.zeros((ITEM.units, 3), np.float32)}
     check(dataclasses.replace(SAMPLE, items={"text": (dataclasses.replace(ITEM, arrays=arrays),)}), specs)
+
+
+def test_a_long_sample_is_told_what_microbatch_counts() -> None:
+    with pytest.raises(DataError, match="is longer than the largest micro-batch of section 'middle'") as caught:
+        check(SAMPLE, middle={"microbatch": ITEM.units - 1})
+    assert "both count units (tokens, patches, frames), not samples" in caught.value.fix
+    assert "max_length of Conversations" in caught.value.fix

@@ -14,8 +14,19 @@ from maestro_jax.errors import DataError
 from maestro_jax.graph import Objective, Section, SectionGraph
 from maestro_jax.runtime import Plan, make_plan, make_workload
 from maestro_jax.runtime.costs import counted_costs
-from maestro_jax.runtime.fewest import enough_samples, fewest_samples, idle_replicas, padded_units
-from maestro_jax.schedules import InOrder
+from maestro_jax.runtime.fewest import (
+    FORWARDS,
+    enough_samples,
+    fewest_samples,
+    idle_replicas,
+    padded_units,
+    run_once,
+    several_micro_batches,
+)
+from maestro_jax.schedules import InOrder, Policy, Wavefront
+from maestro_jax.schedules.cutting import microbatches_of
+from maestro_jax.schedules.loop import Clock, Progress, run
+from maestro_jax.schedules.policies import check_covers, replay
 
 SAMPLES = text_samples(60)
 
@@ -28,14 +39,14 @@ def idle(plan: Plan, samples: list[Sample], runs: int = 2) -> dict[str, list[int
     return idle_replicas(plan, InOrder().schedule(make_workload(plan, [samples], True, counted_costs(plan))), runs)
 
 
-def two_streams() -> SectionGraph:
-    encoder = Section(name="encoder", module=teacher_functions(8), reads="image", microbatch=32)
+def two_streams(microbatch: int = 32) -> SectionGraph:
+    encoder = Section(name="encoder", module=teacher_functions(8), reads="image", microbatch=microbatch)
     reader = Section(
         name="reader",
         module=student_functions(8),
         inputs={"hidden": "encoder.hidden"},
         objectives={"cross_entropy": Objective()},
-        microbatch=32,
+        microbatch=microbatch,
     )
     return SectionGraph(sections=(encoder, reader))
 
@@ -104,3 +115,35 @@ def test_a_section_that_no_sample_reaches_is_refused() -> None:
     with pytest.raises(DataError, match="section 'encoder' cannot be verified: no sample reaches it") as caught:
         enough_samples(two_streams(), samples, 10_000, 5)
     assert caught.value.have == "5 samples, none of them with such items"
+
+
+@pytest.mark.parametrize("name", ["InOrder", "Wavefront"])
+def test_a_policy_in_two_gives_every_section_two_micro_batches_of_a_valid_step(name: str) -> None:
+    samples = mixed(*[("image", "text"), ("text",)] * 4)
+    made = plan(two_streams(microbatch=512))
+    policy: Policy = {"InOrder": InOrder(), "Wavefront": Wavefront()}[name]
+    costs = counted_costs(made)
+    workload = make_workload(made, [samples], True, costs)
+    assert run_once(made, policy.schedule(workload)) == ["reader"]
+    chosen = several_micro_batches(made, samples, policy, costs)
+    schedule = chosen.schedule(workload)
+    assert run_once(made, schedule) == []
+    assert {name: sum(t.section == name and t.kind in FORWARDS for t in schedule.tasks) for name in made.sections} == {
+        "encoder": 2,
+        "reader": 2,
+    }
+    microbatches = microbatches_of(workload, schedule.tasks)
+    check_covers(workload, microbatches)
+    progress = Progress(workload, microbatches)
+    choose = replay(progress, schedule)
+    assert [t.section for t in run(progress, choose, Clock())] == [t.section for t in schedule.tasks]
+
+
+def test_a_policy_that_cuts_small_enough_is_kept() -> None:
+    made, policy = plan(two_streams()), InOrder()
+    assert several_micro_batches(made, mixed(*[("image", "text")] * 8), policy, counted_costs(made)) is policy
+
+
+def test_two_samples_stay_together() -> None:
+    made, policy = plan(two_streams(microbatch=512)), InOrder()
+    assert several_micro_batches(made, mixed(*[("image", "text")] * 2), policy, counted_costs(made)) is policy

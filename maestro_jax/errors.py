@@ -42,6 +42,13 @@ class MaestroError(Exception):
         lines = [f"  {name:<8} {_indented(text)}" for name, text in parts.items()]
         return "\n".join([self.what, *lines])
 
+    def to_json(self) -> dict[str, str]:
+        """The class and the parts of the error, for another process (see `error_of`)."""
+        return {
+            "kind": type(self).__name__,
+            **{part: getattr(self, part) for part in ("what", "wanted", "have", "fix", "anchor", "set_by")},
+        }
+
     def __reduce__(self) -> Any:
         """Keyword-only arguments survive pickling, so that worker processes can pass errors on."""
         state = {"wanted": self.wanted, "have": self.have, "fix": self.fix, "anchor": self.anchor, "set_by": self.set_by}
@@ -76,8 +83,23 @@ class CheckpointError(MaestroError):
     """Saved weights or state cannot be read, written or applied."""
 
 
+class ClusterError(MaestroError):
+    """The processes of a run do not work together: one is silent, or they do not agree."""
+
+
 class TrainingError(MaestroError):
     """Training cannot go on: what it computes is no longer of use."""
+
+
+def error_of(told: dict[str, str]) -> MaestroError:
+    """Makes the error that another process told of.
+
+    >>> error_of(DataError("no text.", wanted="some", have="none", fix="add some", anchor="no-text").to_json()).what
+    'no text.'
+    """
+    parts = dict(told)
+    kinds = {kind.__name__: kind for kind in MaestroError.__subclasses__()}
+    return kinds.get(parts.pop("kind"), MaestroError)(parts.pop("what"), **parts)
 
 
 def set_by(owner: object, field: str) -> str:

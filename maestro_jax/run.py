@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .data import Batches, Dataset, Sample
-from .data.batches import heldout_batches
+from .data import Batches, Dataset
+from .data.batches import heldout_places
 from .errors import DataError
 from .models.weights import save_weights
 from .runtime import Engine, Preparer, StepReport, Window
 from .runtime.costs import Costs
+from .runtime.global_batch import GlobalBatch
 from .runtime.measure import fitted_costs, measure
 from .runtime.prefetch import Prefetcher
 from .verification import LIMIT, MOST_UNITS, Verification, verify_run
@@ -88,6 +89,8 @@ class Run:
         dataset: the data.
         engine: parameters and compiled programs.
         step: optimizer steps that were issued.
+        group: the processes of the run.
+        stopping: whether no more steps are issued, because a stop was asked for.
         skipped_samples: how many samples were left out, by kind: the heading of docs/errors.md that explains it.
         objectives: section -> names of its objectives.
         weights: "section/objective" -> weight in the loss.
@@ -109,6 +112,11 @@ class Run:
         self.skipped_samples: collections.Counter[str] = collections.Counter()
         self._batches, self._preparer, self._evaluation = batches, preparer, evaluation
         self._bad: dict[int, list[DataError]] = {}
+        self.group = engine.plan.group
+        self._reader = trainer.reader(engine.plan, dataset)
+        self._wants_stop: Callable[[], bool] = never
+        self._stops: dict[int, bool] = {}
+        self.stopping = False
         sections = trainer.graph.sections
         self.objectives = {s.name: tuple(s.objectives) for s in sections if s.objectives}
         self.weights = {f"{s.name}/{n}": o.weight for s in sections for n, o in s.objectives.items()}
@@ -121,29 +129,32 @@ class Run:
         """Trains, and yields each step some steps after it was issued; results are read when asked for.
 
         Args:
-            stop: asked before each step; once it says so, no more steps are issued, and those that were are yielded.
+            stop: asked before each step; once it says so, no more steps are issued, and those that were are yielded. Where there are
+                several processes, all of them stop at the same step when it says so in any of them, as soon as all know.
 
         Raises:
             DataError: for a bad sample, when `on_bad_sample` is "raise".
         """
+        self._wants_stop, self.stopping = stop, False
         prefetcher = Prefetcher(self._prepare, self._windows())
         waiting: collections.deque[StepReport] = collections.deque()
         last = time.perf_counter()
         try:
             for window in prefetcher:
-                if stop():
+                if self._stops.pop(self.step, False) or (self.group.count == 1 and stop()):
+                    self.stopping = True
                     break
                 for issued in self.engine.run(window):
                     waiting.append(issued)
                     self.step += 1
                     while len(waiting) > (0 if self.trainer.pauses(self.step) else LAG):
                         # Waiting for this step bounds how far the host runs ahead of the devices.
-                        report = waiting.popleft().wait()
+                        report = waiting.popleft().wait().shared(self.engine.plan)
                         now = time.perf_counter()
                         yield self._result(report, now - last)
                         last = time.perf_counter()
             for report in waiting:
-                yield self._result(report.wait(), time.perf_counter() - last)
+                yield self._result(report.wait().shared(self.engine.plan), time.perf_counter() - last)
                 last = time.perf_counter()
         finally:
             prefetcher.close()
@@ -156,10 +167,12 @@ class Run:
         """
         if not self._evaluation:
             return {}
-        batches = itertools.islice(heldout_batches(self.dataset, self.trainer.batch), self.trainer.evaluate_batches)
-        going = itertools.takewhile(lambda _: not stop(), batches)
-        values = self.engine.evaluate(self._preparer.prepare(self._fitting(*batch), 0, training=False) for batch in going)
-        return {} if stop() else values
+        # Several processes could stop at different batches, and wait for each other.
+        stops = stop if self.group.count == 1 else never
+        places = itertools.islice(heldout_places(self.dataset, self.trainer.batch), self.trainer.evaluate_batches)
+        going = itertools.takewhile(lambda _: not stops(), places)
+        values = self.engine.evaluate(self._preparer.prepare(self._heldout(batch), 0, training=False) for batch in going)
+        return {} if stops() else values
 
     @property
     def costs(self) -> Costs:
@@ -214,15 +227,16 @@ class Run:
     def _prepare(self, steps: range) -> Window:
         if self._batches is None:
             raise RuntimeError("a run of 0 steps has no training batches")
-        return self._preparer.prepare_window([self._fitting(*self._batches.read(step), step + 1) for step in steps], steps.start)
+        if self.group.count > 1:
+            self._stops[steps.start] = any(self.group.all_gather("stop", self._wants_stop()))
+        read = self._reader.read(self.dataset.train, [self._batches.places(step) for step in steps], "training samples")
+        self._bad |= {step + 1: bad for step, (_, bad) in zip(steps, read, strict=True) if bad}
+        return self._preparer.prepare_window([batch for batch, _ in read], steps.start)
 
-    def _fitting(self, samples: Sequence[Sample], unread: Sequence[DataError], step: int | None = None) -> list[Sample]:
-        good, bad = self.trainer.fitting(self.engine.plan, self.dataset, samples, unread)
-        if step is None:
-            self.skipped_samples.update(error.anchor for error in bad)
-        elif bad:
-            self._bad[step] = bad
-        return good
+    def _heldout(self, places: Sequence[int]) -> GlobalBatch:
+        [(batch, bad)] = self._reader.read(self.dataset.heldout, [places], "held-out samples")
+        self.skipped_samples.update(error.anchor for error in bad)
+        return batch
 
     def _result(self, report: StepReport, seconds: float) -> StepResult:
         step = report.prepared.step + 1

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -19,10 +19,10 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from .checkpoint import Checkpoints
 from .config import check_fields, configurable
-from .data import Batches, Dataset, Part, Sample
+from .data import Batches, Dataset, Part
 from .data.batches import readable
 from .data.sources import check_vocabulary
-from .errors import ConfigError, DataError, set_by
+from .errors import ConfigError, set_by
 from .graph import Section, SectionGraph
 from .initial_weights import given_weights
 from .meshes import devices_wanted
@@ -33,9 +33,9 @@ from .resume import Resumed, costs_state, resume, saved_costs
 from .run import Run
 from .run_folder import CHECKPOINTS, RunFolder
 from .runtime import Compiled, Engine, Plan, Preparer, make_plan, make_workload, requests_of
-from .runtime.check_sample import check_sample
 from .runtime.compile import Progress
 from .runtime.costs import counted_costs
+from .runtime.global_batch import Reader
 from .runtime.memory import MemoryUse, memory_use, predict_bucket_bytes, predict_memory
 from .runtime.snapshot import snapshot_shapes
 from .schedules import Policy, Wavefront, Workload
@@ -269,7 +269,8 @@ class Trainer:
         if step < 0:
             self._refuse("step", "the number of a step, from 0", str(step))
         steps = self.window(step)
-        batches = [self.fitting(setup.plan, setup.dataset, *setup.batches.read(n))[0] for n in steps]
+        places = [setup.batches.places(n) for n in steps]
+        batches = [batch.samples for batch, _ in self.reader(setup.plan, setup.dataset).read(setup.dataset.train, places, "workload")]
         made = make_workload(setup.plan, batches, True, counted_costs(setup.plan), predict_bucket_bytes(setup.plan))
         return dataclasses.replace(made, name=f"steps {step} to {steps[-1]}" if len(steps) > 1 else f"step {step}")
 
@@ -382,33 +383,9 @@ class Trainer:
         owner = section if section.optimizer is not None else self
         return build_optimizer(owner.optimizer, set_by(owner, "optimizer"))
 
-    def fitting(
-        self, plan: Plan, dataset: Dataset, samples: Sequence[Sample], unread: Sequence[DataError] = ()
-    ) -> tuple[list[Sample], list[DataError]]:
-        """Splits a batch into samples that every section can hold and the errors of the others.
-
-        Args:
-            plan: where sections run.
-            dataset: where the samples come from.
-            samples: those that could be read.
-            unread: the errors of those that could not.
-
-        Raises:
-            DataError: for the first bad sample, when `on_bad_sample` is "raise".
-        """
-        if unread and self.on_bad_sample == "raise":
-            raise unread[0]
-        good, bad = [], list(unread)
-        for sample in samples:
-            try:
-                check_sample(plan, dataset.specs, sample)
-            except DataError as error:
-                if self.on_bad_sample == "raise":
-                    raise
-                bad.append(error)
-            else:
-                good.append(sample)
-        return good, bad
+    def reader(self, plan: Plan, dataset: Dataset) -> Reader:
+        """Reads the samples of steps; `on_bad_sample` says what is made of bad ones."""
+        return Reader(plan, dataset.specs, skip=self.on_bad_sample == "skip")
 
 
 def keep_programs(folder: Path) -> None:

@@ -84,8 +84,10 @@ class Training:
                 self._evaluate(interrupt)
             for result in self.run.steps(lambda: interrupt.requested):
                 self._report(result)
-                if not interrupt.requested:
+                # Of several processes, one may have been asked earlier than the others know: all stop at one step.
+                if not (self.run.stopping or (self.run.group.count == 1 and interrupt.requested)):
                     self._between_steps(result.step, interrupt)
+            interrupt.signal = next((asked for asked in self.run.group.all_gather("signal", interrupt.signal) if asked is not None), None)
             # Still inside: a Ctrl-C in the last evaluation must lose neither checkpoint nor weights.
             if self._saved_step != self.run.step:
                 self._save()

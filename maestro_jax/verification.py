@@ -194,8 +194,9 @@ def _next_samples(run: Run) -> Iterator[Sample]:
     """The samples of the next steps, each once."""
     trainer = run.trainer
     batches = Batches(run.dataset, trainer.batch, trainer.seed, set_by=set_by(trainer, "batch"))
-    steps = range(run.step, run.step + batches.steps_per_epoch)
-    return _once(s for step in steps for s in trainer.fitting(run.engine.plan, run.dataset, *batches.read(step))[0])
+    steps, reader = range(run.step, run.step + batches.steps_per_epoch), trainer.reader(run.engine.plan, run.dataset)
+    read = (reader.read(run.dataset.train, [batches.places(step)], "verification")[0][0] for step in steps)
+    return _once(sample for batch in read for sample in batch.samples)
 
 
 def _drawn(data: Dataset, seed: int) -> Iterator[Sample]:

@@ -77,26 +77,19 @@ class Batches:
         Raises:
             DataError: one of them cannot be read, or two have one id.
         """
-        samples, bad = self.read(step)
-        if bad:
-            raise bad[0]
+        samples = [self._train[place] for place in self.places(step)]
+        refuse_repeated_ids(samples, f"the batch of step {step}")
         return samples
 
-    def read(self, step: int) -> tuple[list[Sample], list[DataError]]:
-        """Returns the samples of a step that can be read, and the errors of the others.
-
-        Raises:
-            DataError: two of them have one id.
-        """
+    def places(self, step: int) -> list[int]:
+        """Returns where in the training samples those of a step are; nothing is read."""
         before, after = (shares(n * self._batch, self._weights) for n in (step, step + 1))
         places = []
         for number, order in enumerate(self._orders):
             epoch = step // order.steps
             start = shares(epoch * order.steps * self._batch, self._weights)[number]
             places += [order.place(epoch, n - start) for n in range(before[number], after[number])]
-        samples, bad = readable(self._train, places)
-        refuse_repeated_ids(samples, f"the batch of step {step}")
-        return samples, bad
+        return places
 
     def _steps_per_epoch(self, number: int, part: Part, set_by: str) -> int:
         """The most steps in a row that never take more samples of a part than it has."""
@@ -168,10 +161,10 @@ def most(total: int, weights: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def heldout_batches(dataset: Dataset, batch: int) -> Iterator[tuple[list[Sample], list[DataError]]]:
-    """Yields every held-out sample once, in order, `batch` at a time: those that can be read, and the errors of the others."""
+def heldout_places(dataset: Dataset, batch: int) -> Iterator[range]:
+    """Yields the places of all held-out samples in order, `batch` at a time."""
     for start in range(0, len(dataset.heldout), batch):
-        yield readable(dataset.heldout, range(start, min(start + batch, len(dataset.heldout))))
+        yield range(start, min(start + batch, len(dataset.heldout)))
 
 
 def readable(samples: Sequence[Sample], places: Iterable[int]) -> tuple[list[Sample], list[DataError]]:

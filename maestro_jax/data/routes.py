@@ -47,11 +47,14 @@ class Wiring:
         stream: what the producer reads.
         merge: how many units of the producer become one row.
         rows: item array of the consumer that says which row each unit takes; None pairs items in order.
+        takes: what the consumer reads, for consumers that were packed without their arrays because they run in another process.
     """
 
-    def __init__(self, label: str, samples: Sequence[Sample], stream: str, merge: int = 1, rows: str | None = None) -> None:
+    def __init__(
+        self, label: str, samples: Sequence[Sample], stream: str, merge: int = 1, rows: str | None = None, takes: str | None = None
+    ) -> None:
         self.label, self.merge, self.rows = label, merge, rows
-        self.samples, self._stream = samples, stream
+        self.samples, self._stream, self._takes = samples, stream, takes
         # A consumer meets every producer of a step. Kept with its micro-batch, so that no other can have its identity.
         self._wanted: dict[int, tuple[Packed, Wanted]] = {}
 
@@ -76,11 +79,20 @@ class Wiring:
         if self.rows is None:
             own = np.arange(units)
             return start + own, np.full(units, piece[0]), np.full(units, piece[1]), own
-        pointers = consumer.arrays[self.rows].reshape(-1)[start : start + units]
+        pointers = self._pointers(consumer, piece, start, units)
         used = np.nonzero(pointers >= 0)[0]
         starts = self.starts(piece[0])
         items = np.searchsorted(starts, pointers[used], side="right") - 1
         return start + used, np.full(len(used), piece[0]), items, pointers[used] - starts[items]
+
+    def _pointers(self, consumer: Packed, piece: tuple[int, int], start: int, units: int) -> np.ndarray:
+        if self.rows is None:
+            raise RuntimeError("paired items have no pointers")
+        if self.rows in consumer.arrays:
+            return consumer.arrays[self.rows].reshape(-1)[start : start + units]
+        # A sample of which nothing was read here takes nothing from here: rows do not cross samples.
+        found = self.samples[piece[0]].items[self._takes or ""][piece[1]].arrays
+        return found[self.rows] if self.rows in found else np.full(units, -1, np.int32)
 
 
 def route(producer: Packed, consumer: Packed, slot_rows: int, wiring: Wiring) -> Route | None:

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..errors import MeshError
+from .processes import local, processes_of
 
 AXES = ("fsdp", "sequence", "expert", "tensor")
 """Axes that every replica mesh has, outermost first; other names that a section gives stand before them."""
@@ -82,6 +83,21 @@ class Submesh:
     def replica_meshes(self) -> tuple[Mesh, ...]:
         """One mesh per replica, over its share of the devices."""
         return tuple(_mesh(devices, self.axes) for devices in self.mesh.devices)
+
+    @functools.cached_property
+    def is_local(self) -> bool:
+        """Whether this process has devices of the section."""
+        return local(self.mesh)
+
+    @functools.cached_property
+    def local_replicas(self) -> tuple[int, ...]:
+        """The replicas of which this process has devices."""
+        return tuple(n for n, mesh in enumerate(self.replica_meshes) if local(mesh))
+
+    @functools.cached_property
+    def processes(self) -> tuple[int, ...]:
+        """The processes that have devices of the section, in order; the first one speaks for it."""
+        return processes_of(self.mesh)
 
     def replica_devices(self, replica: int) -> list[Any]:
         """The devices of one replica, in the order in which rows are striped over them."""

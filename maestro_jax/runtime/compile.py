@@ -100,7 +100,7 @@ class Compiled:
             self.programs.append(program)
             if progress is not None:
                 progress(program, len(self.programs), len(jobs))
-        self.bucket_bytes = {name: tuple(self._bytes_in_flight(name, b) for b in s.section.buckets) for name, s in plan.sections.items()}
+        self.bucket_bytes = self._told_bytes()
         self._check_bytes()
 
     def __getitem__(self, key: tuple[str, str, int, int]) -> Any:
@@ -118,25 +118,35 @@ class Compiled:
         return (["forward", "backward"] if consumers else []) + ["forward_backward"] * fused + ["evaluate"] * evaluation
 
     def _task_jobs(self, evaluation: bool) -> Iterator[tuple[tuple[str, str, int, int], Job]]:
-        """Programs of tasks: compiled for replica 0, loaded for the others where that works."""
-        for name, section in self.plan.sections.items():
+        """Programs of tasks: compiled for the first replica here, loaded for the others where that works."""
+        for name, section in self.plan.local.items():
             for bucket in section.section.buckets:
                 task_programs = TaskPrograms(SectionFunctions(self.plan, section, bucket), self.arguments[name], bucket)
                 self._task_programs[name, bucket] = task_programs
                 for kind in self.kinds(name, evaluation):
-                    for replica in range(section.submesh.replicas):
+                    for replica in section.submesh.local_replicas:
                         yield (name, kind, bucket, replica), functools.partial(task_programs.make, kind, replica)
 
     def _update_jobs(self, clip_norm: float | None) -> Iterator[tuple[tuple[str, str, int, int], Job]]:
-        for name in self.reduced if self.trained else ():
+        for name in (n for n in self.reduced if self.trained and n in self.plan.local):
             yield (name, "reduce", 0, 0), functools.partial(self._reduce, name)
             yield (name, "zero", 0, 0), functools.partial(self._zero, name)
-        for name in self.trained:
+        for name in (n for n in self.trained if n in self.plan.local):
             yield (name, "apply", 0, 0), functools.partial(self._apply, name, clip_norm)
 
+    def _told_bytes(self) -> dict[str, tuple[int, ...]]:
+        """Bytes in flight of every section, which the process that compiled its programs tells the others: schedules depend on them."""
+        group, local = self.plan.group, self.plan.local
+        mine = {
+            n: [self._bytes_in_flight(n, b) for b in s.section.buckets] for n, s in local.items() if s.submesh.processes[0] == group.index
+        }
+        told = {name: tuple(found) for part in group.all_gather("bytes", mine) for name, found in part.items()}
+        return {name: told[name] for name in self.plan.sections}
+
     def _bytes_in_flight(self, name: str, bucket: int) -> int:
-        runs_forward = (name, "forward", bucket, 0) in self._table
-        return self.arguments[name].bytes_in_flight(bucket, self._task_programs[name, bucket].residuals(0) if runs_forward else ())
+        replica = self.plan.sections[name].submesh.local_replicas[0]
+        runs_forward = (name, "forward", bucket, replica) in self._table
+        return self.arguments[name].bytes_in_flight(bucket, self._task_programs[name, bucket].residuals(replica) if runs_forward else ())
 
     def _check_bytes(self) -> None:
         for section in self.plan.graph.sections:

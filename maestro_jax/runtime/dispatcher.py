@@ -2,6 +2,9 @@
 
 An executor for `schedules.loop.run`: whatever has been issued counts as available, because device queues do the
 waiting. The only wait is the bound on tasks in flight per replica.
+
+Of several processes each walks through the whole order, calls the programs of replicas whose devices it has, and takes part in
+transfers from and to them.
 """
 
 from __future__ import annotations
@@ -67,9 +70,10 @@ class Dispatcher:
         zeros: Mapping[Any, tuple[jax.Array, ...]],
         in_flight: InFlight,
         debug: bool,
+        number: int,
     ) -> None:
-        """Takes what lasts for a run; `debug` checks every argument before a call."""
-        self.debug = debug
+        """Takes what lasts for a run, and its own number in it; `debug` checks every argument before a call."""
+        self.debug, self.number = debug, number
         self.compiled, self.plan, self.states, self.zeros, self.in_flight = compiled, compiled.plan, states, zeros, in_flight
 
     def issue(self, window: Window, sums: Mapping[tuple[str, int], dict[str, jax.Array]] | None = None) -> Iterator[int]:
@@ -117,10 +121,14 @@ class Dispatcher:
 
     def start(self, task: Task) -> int:
         """Issues a task; returns its scheduled end."""
-        if task.kind != "update":
+        if task.kind != "update" and self.plan.is_local(task.section, task.replica):
             marker: jax.Array = getattr(self, "_" + task.kind)(task)
             self.in_flight.add(task.section, task.replica, marker)
             self.latest = marker
+        elif task.kind == "forward":
+            self._send(task, None)
+        elif task.kind != "update":
+            self._send_back(task, None)
         self.issued.append(task)
         self._started.append(task)
         return task.end
@@ -204,19 +212,27 @@ class Dispatcher:
             slots[slot.label][slot.number] = payload.arrays
         return {label: tuple(found) for label, found in slots.items()}
 
-    def _send(self, task: Task, payload: Mapping[str, Any]) -> None:
+    def _send(self, task: Task, payload: Mapping[str, Any] | None) -> None:
+        """Sends the payloads of a micro-batch, or takes those that come here of one that another process runs."""
         micro = (task.section, task.items)
         leaving = self.window.feeds[micro].leaving
-        parcels = [Parcel(self._wire(slot, micro, slot.partner), payload[slot.label][slot.number]) for slot in leaving]
-        for slot, arrays in zip(leaving, move(parcels), strict=True):
-            self.payloads[slot.label, micro, slot.partner] = Payload(arrays, slot.pairing)
+        parcels = [Parcel(self._wire(slot, micro, slot.partner), _of_slot(payload, slot)) for slot in leaving]
+        for slot, arrays in zip(leaving, self._move(parcels, task), strict=True):
+            if arrays is not None:
+                self.payloads[slot.label, micro, slot.partner] = Payload(arrays, slot.pairing)
 
-    def _send_back(self, task: Task, back: Mapping[str, Any]) -> None:
+    def _send_back(self, task: Task, back: Mapping[str, Any] | None) -> None:
+        """Sends the gradients of the payloads of a micro-batch to where they came from, or takes those that come back here."""
         micro = (task.section, task.items)
         slots = [s for s in self.window.feeds[micro].arriving if self.plan.edges[s.label].backward]
-        parcels = [Parcel(self._wire(slot, slot.partner, micro), back[slot.label][slot.number], back=True) for slot in slots]
-        for slot, arrays in zip(slots, move(parcels), strict=True):
-            self.returned[slot.label, slot.partner, micro] = arrays
+        parcels = [Parcel(self._wire(slot, slot.partner, micro), _of_slot(back, slot), back=True) for slot in slots]
+        for slot, arrays in zip(slots, self._move(parcels, task), strict=True):
+            if arrays is not None:
+                self.returned[slot.label, slot.partner, micro] = arrays
+
+    def _move(self, parcels: list[Parcel], task: Task) -> list[tuple[jax.Array, ...] | None]:
+        name = f"{self.number} {task.kind} {task.section} {task.items}"
+        return move(parcels, self.plan.group.transport, name)
 
     def _cotangents(self, task: Task) -> dict[str, tuple[tuple[jax.Array, ...], ...]]:
         micro = (task.section, task.items)
@@ -227,6 +243,11 @@ class Dispatcher:
 
     def _wire(self, slot: Slot, producer: Micro, consumer: Micro) -> Any:
         return self.plan.edges[slot.label].wires[self.replica_of[producer], self.replica_of[consumer]]
+
+
+def _of_slot(sent: Mapping[str, Any] | None, slot: Slot) -> tuple[jax.Array, ...] | None:
+    """The arrays of a slot among what a program returned; None where another process called it."""
+    return sent[slot.label][slot.number] if sent is not None else None
 
 
 def _mispaired(slot: Slot, payload: Payload, step: int) -> EdgeError:

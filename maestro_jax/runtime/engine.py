@@ -13,13 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..meshes import on_every_device
+from ..meshes import on_every_device, processes_of
 from ..schedules import Task
 from .arguments import shardings
 from .checks import refuse_deleted
 from .compile import Compiled
 from .dispatcher import Dispatcher, InFlight
 from .feeds import PreparedStep, Window
+from .plan import Plan
 from .snapshot import Snapshot, flat, optimizer_of, take_snapshot
 from .state import Arrays, SectionState, initial_values, make_states, zeros
 from .update import make_shares
@@ -29,7 +30,7 @@ DEFAULT_IN_FLIGHT = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What a step yielded, still on the devices.
+    """What a step yielded, still on the devices of this process; `shared` gives what all know.
 
     Args:
         prepared: the step.
@@ -40,15 +41,39 @@ class StepReport:
     """
 
     prepared: PreparedStep
-    sums: Mapping[str, jax.Array]
-    squares: Mapping[str, jax.Array]
-    norm: jax.Array | None
-    applied: jax.Array | None
+    sums: Mapping[str, Any]
+    squares: Mapping[str, Any]
+    norm: Any
+    applied: Any
 
     def wait(self) -> StepReport:
-        """Waits until the step has run on its devices."""
+        """Waits until the step has run on this process's devices."""
         jax.block_until_ready((dict(self.sums), self.norm))
         return self
+
+    def shared(self, plan: Plan) -> StepReport:
+        """Waits for the step, and returns its numbers as every process knows them: each section's are told by the first of its processes.
+
+        With one process, nothing is waited for.
+        """
+        group = plan.group
+        if group.count == 1:
+            return self
+        mine = [name for name, section in plan.local.items() if section.submesh.processes[0] == group.index]
+        told = {
+            "sums": {name: np.asarray(self.sums[name], np.float64).reshape(-1).tolist() for name in mine if name in self.sums},
+            "squares": {name: float(np.asarray(self.squares[name])) for name in mine if name in self.squares},
+            "verdict": None if self.norm is None else [float(np.asarray(self.norm)), bool(np.asarray(self.applied))],
+        }
+        parts = group.all_gather("numbers", told)
+        verdict = next((part["verdict"] for part in parts if part["verdict"] is not None), None)
+        return dataclasses.replace(
+            self,
+            sums={name: np.array(sums) for part in parts for name, sums in part["sums"].items()},
+            squares={name: np.float32(square) for part in parts for name, square in part["squares"].items()},
+            norm=None if verdict is None else np.float32(verdict[0]),
+            applied=None if verdict is None else np.bool_(verdict[1]),
+        )
 
     def read(self, objectives: Mapping[str, Iterable[str]]) -> dict[str, float]:
         """Waits for the step and returns its numbers.
@@ -107,15 +132,15 @@ class Engine:
         debug: bool = False,
         saved: Snapshot | None = None,
     ) -> None:
-        self.debug = debug
+        self.debug, self._number = debug, 0
         self.compiled, self.plan = compiled, compiled.plan
         if saved is None:
-            values = {n: initial_values(s, compiled.arguments[n], seed, (given or {}).get(n, {})) for n, s in self.plan.sections.items()}
+            values = {n: initial_values(s, compiled.arguments[n], seed, (given or {}).get(n, {})) for n, s in self.plan.local.items()}
             self.states = make_states(compiled, values)
         else:
-            parts = {n: (saved.trained.get(n, {}).get("parameters", {}), saved.frozen.get(n, {})) for n in self.plan.sections}
+            parts = {n: (saved.trained.get(n, {}).get("parameters", {}), saved.frozen.get(n, {})) for n in self.plan.local}
             values = {n: {**flat(trained), **flat(frozen)} for n, (trained, frozen) in parts.items()}
-            optimizers = {n: optimizer_of(saved.trained[n], compiled.optimizer_states[n]) for n in compiled.trained}
+            optimizers = {n: optimizer_of(saved.trained[n], compiled.optimizer_states[n]) for n in compiled.trained if n in self.plan.local}
             self.states = make_states(compiled, values, optimizers)
         self.in_flight = InFlight(in_flight)
         self.zeros = _zero_slots(compiled)
@@ -149,7 +174,7 @@ class Engine:
     def issue_without_update(self, dispatcher: Dispatcher, window: Window) -> Iterator[tuple[str, Arrays]]:
         """Issues a window of one step by a dispatcher; yields each section's reduced accumulators, which are zero again afterwards."""
         for number in dispatcher.issue(window):
-            for name in self.compiled.reduced:
+            for name in (n for n in self.compiled.reduced if n in self.states):
                 stack, sums, _, _ = self._reduce(name, number)
                 yield name, stack
                 self._zero(name, stack, sums)
@@ -160,7 +185,7 @@ class Engine:
         Training state is not touched; the sums are read at the end.
         """
         names = {n: tuple(s.section.objectives) for n, s in self.plan.sections.items() if s.section.objectives}
-        sums = {(n, r): zeros(self.compiled.arguments[n].sums(r)) for n, s in self.plan.sections.items() for r in range(s.submesh.replicas)}
+        sums = {(n, r): zeros(self.compiled.arguments[n].sums(r)) for n, s in self.plan.local.items() for r in s.submesh.local_replicas}
         counts: dict[tuple[str, str], float] = {}
         for window in windows:
             dispatcher = self._dispatcher()
@@ -169,13 +194,24 @@ class Engine:
             sums = dispatcher.sums
             for key, count in (item for step in window.steps for item in step.counts.items()):
                 counts[key] = counts.get(key, 0.0) + count
-        found = {}
+        found, totals = {}, self._summed(names, sums)
         for name, objectives in names.items():
-            parts = [np.asarray(sums[name, r]["sums"], np.float64) for r in range(self.plan.sections[name].submesh.replicas)]
-            for objective, value in zip(objectives, np.sum(parts, axis=0).reshape(-1), strict=True):
+            for objective, value in zip(objectives, totals[name], strict=True):
                 count = counts.get((name, objective), 0.0)
-                found[f"{name}/{objective}"] = float(value) / count if count else float("nan")
+                found[f"{name}/{objective}"] = value / count if count else float("nan")
         return found
+
+    def _summed(self, names: Iterable[str], sums: Mapping[tuple[str, int], Arrays]) -> dict[str, list[float]]:
+        """Adds up the objective sums of all replicas, those of other processes too."""
+        mine = {
+            f"{name}/{replica}": np.asarray(sums[name, replica]["sums"], np.float64).reshape(-1).tolist()
+            for name in names
+            for replica, mesh in enumerate(self.plan.sections[name].submesh.replica_meshes)
+            if processes_of(mesh)[0] == self.plan.group.index
+        }
+        told = {key: values for part in self.plan.group.all_gather("evaluation", mine) for key, values in part.items()}
+        replicas = {name: range(self.plan.sections[name].submesh.replicas) for name in names}
+        return {name: np.sum([told[f"{name}/{r}"] for r in of_section], axis=0).tolist() for name, of_section in replicas.items()}
 
     def parameters(self, section: str) -> dict[str, np.ndarray]:
         """Reads a section's parameters to the host: master copies of what is trained, and what is frozen."""
@@ -184,10 +220,15 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """Parameters and optimizer state as they are between two steps; the next step donates these arrays, so do not keep them."""
-        return take_snapshot(self.states, self.compiled.trained)
+        return take_snapshot(self.states, tuple(n for n in self.compiled.trained if n in self.states))
 
     def _dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.compiled, self.states, self.zeros, self.in_flight, self.debug)
+        return Dispatcher(self.compiled, self.states, self.zeros, self.in_flight, self.debug, self.next_number())
+
+    def next_number(self) -> int:
+        """Numbers windows and updates, for the names of transfers; all processes run the same ones in the same order."""
+        self._number += 1
+        return self._number
 
     def _call(self, kind: str, name: str, *args: Any) -> Any:
         """Calls a program of the update."""
@@ -210,11 +251,14 @@ class Engine:
         self.states[name].put_stacks(*self._call("zero", name, stack, sums))
 
     def _update(self, prepared: PreparedStep, number: int) -> StepReport:
-        reduced = {name: self._reduce(name, number) for name in self.compiled.reduced}
+        reduced = {name: self._reduce(name, number) for name in self.compiled.reduced if name in self.states}
         norm = applied = None
+        update = self.next_number()
         for name in self.compiled.trained:
-            state, scalar = self.states[name], self.compiled.arguments[name].scalar().sharding
-            squares = {other: r[2] if other == name else on_every_device(r[2], scalar) for other, r in reduced.items()}
+            squares = self._squares(name, {other: found[2] for other, found in reduced.items()}, update)
+            if name not in self.states:
+                continue
+            state = self.states[name]
             state.drop_views()
             arguments = (state.master, state.optimizer, state.compute, reduced[name][0], squares, prepared.active[name])
             state.master, state.optimizer, compute, section_norm, section_applied = self._call("apply", name, *arguments)
@@ -231,12 +275,24 @@ class Engine:
             applied=applied,
         )
 
+    def _squares(self, name: str, squares: Mapping[str, jax.Array], update: int) -> dict[str, jax.Array]:
+        """Brings every section's sum of squares to the devices of one."""
+        scalar, found, transport = self.compiled.arguments[name].scalar().sharding, {}, self.plan.group.transport
+        for other in self.compiled.reduced:
+            source = self.compiled.arguments[other].scalar().sharding
+            label = f"{update} {other} to {name}"
+            same = other == name
+            arrived = squares.get(name) if same else on_every_device(squares.get(other), source, scalar, transport, label)
+            if arrived is not None:
+                found[other] = arrived
+        return found
+
 
 def _zero_slots(compiled: Compiled) -> dict[Any, tuple[jax.Array, ...]]:
     """Resident zeros for slots that are not sent: (edge, "in" or "out", replica) -> arrays; never donated."""
     found = {}
-    for name, section in compiled.plan.sections.items():
-        for replica in range(section.submesh.replicas):
+    for name, section in compiled.plan.local.items():
+        for replica in section.submesh.local_replicas:
             arguments = compiled.arguments[name]
             for side, slots in (("in", arguments.slots_in(replica)), ("out", arguments.slots_out(replica))):
                 for label, shapes in slots.items():

@@ -22,10 +22,11 @@ from ..schedules.cutting import microbatches_of
 from ..schedules.loop import Chooser
 from ..schedules.policies import check_covers, replay
 from ..schedules.worker import Worker
+from .agreement import agreed_feeds
 from .arguments import Arguments
-from .check_sample import check_sample
 from .compile import Compiled
 from .costs import Costs, counted_costs
+from .global_batch import GlobalBatch, whole_batch
 from .plan import EdgePlan, Plan
 from .state import whole
 
@@ -54,12 +55,12 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskFeed:
-    """What one micro-batch takes beside parameters and payloads.
+    """What one micro-batch takes beside parameters and payloads, as far as this process takes part.
 
     Args:
-        arrays: on the devices of its replica, as `Arguments.feed` describes.
-        arriving: payloads that it takes.
-        leaving: payloads that it sends.
+        arrays: on the devices of its replica, as `Arguments.feed` describes; None where another process runs it.
+        arriving: payloads that it takes; where another process runs it, those that are sent from here.
+        leaving: payloads that it sends; where another process runs it, those that are taken here.
     """
 
     arrays: Any
@@ -106,7 +107,7 @@ class Window:
         schedule: in which order.
         progress: what may start when; used up when the window is issued, so it is issued once.
         choose: starts the tasks of the schedule in its order.
-        feeds: per micro-batch.
+        feeds: per micro-batch that concerns this process.
     """
 
     training: bool
@@ -192,12 +193,15 @@ class Preparer:
         self.costs = costs if costs is not None else counted_costs(self.plan)
         self._worker = Worker()
 
-    def prepare(self, samples: Sequence[Sample], step: int, training: bool = True) -> Window:
+    def prepare(self, samples: Sequence[Sample] | GlobalBatch, step: int, training: bool = True) -> Window:
         """Prepares a window of one step (see `prepare_window`)."""
         return self.prepare_window([samples], step, training)
 
-    def prepare_window(self, batches: Sequence[Sequence[Sample]], first: int, training: bool = True) -> Window:
+    def prepare_window(self, batches: Sequence[Sequence[Sample] | GlobalBatch], first: int, training: bool = True) -> Window:
         """Schedules batches, packs them, makes routes and puts all arrays on the devices of their replicas.
+
+        In a run of several processes all of them prepare the same windows in the same order; each reads, packs and puts what runs on
+        its own devices.
 
         Args:
             batches: the samples of consecutive steps.
@@ -207,38 +211,41 @@ class Preparer:
         Raises:
             DataError: when an item does not fit the largest micro-batch of a section, or lengths differ across an edge.
             ScheduleError: when the batches cannot be scheduled.
+            ClusterError: when processes have made different schedules.
         """
-        samples = [sample for batch in batches for sample in batch]
-        for sample in samples:
-            check_sample(self.plan, self.specs, sample)
-        workload = make_workload(self.plan, batches, training, self.costs, self.compiled.bucket_bytes)
+        known = [b if isinstance(b, GlobalBatch) else whole_batch(self.plan, self.specs, b) for b in batches]
+        workload = make_workload(self.plan, [batch.samples for batch in known], training, self.costs, self.compiled.bucket_bytes)
         in_worker = getattr(self.policy, "in_worker", False)
         schedule = self._worker.schedule(self.policy, workload) if in_worker else self.policy.schedule(workload)
         microbatches = microbatches_of(workload, schedule.tasks)
         check_covers(workload, microbatches)
         tasks = [t for t in schedule.tasks if t.kind in ("forward", "forward_backward")]
-        counts = [self._counts(batch) for batch in batches]
+        samples = self._read(known, tasks)
         feeds: dict[Micro, TaskFeed] = {}
-        for number in range(len(batches)):
-            mine = [t for t in tasks if t.step == number]
-            packed = {(t.section, t.items): self._pack(t, samples) for t in mine}
-            arriving, leaving, indices = self._routes(mine, packed, first + number, samples)
-            for task in mine:
+        for number, batch in enumerate(known):
+            of_step = [t for t in tasks if t.step == number]
+            packed = {(t.section, t.items): self._pack(t, samples) for t in of_step}
+            arriving, leaving, indices = self._routes(of_step, packed, first + number, samples)
+            for task in of_step:
                 micro = task.section, task.items
-                arrays = self._put(task, packed[micro], indices[micro], counts[number], first + number, training)
+                arrays = None
+                if self._runs_here(task):
+                    arrays = self._put(task, packed[micro], indices[micro], batch.counts, first + number, training)
                 feeds[micro] = TaskFeed(arrays=arrays, arriving=tuple(arriving[micro]), leaving=tuple(leaving[micro]))
+        if self.plan.group.count > 1:
+            feeds = agreed_feeds(self.plan, schedule, feeds, "schedules" if training else "evaluation schedules")
         busy = utilization_of(workload, schedule)
         steps = tuple(
             PreparedStep(
                 step=first + number,
-                samples=batch,
-                counts=counts[number],
+                samples=batch.samples,
+                counts=batch.counts,
                 units={n: sum(sum(s.items[n]) for s in workload.steps[number] if n in s.items) for n in self.plan.sections},
                 scheduled={n: sum(t.bucket for t in tasks if t.section == n and t.step == number) for n in self.plan.sections},
                 busy=busy,
-                active=self._active(counts[number]),
+                active=self._active(batch.counts),
             )
-            for number, batch in enumerate(batches)
+            for number, batch in enumerate(known)
         )
         progress = Progress(workload, microbatches)
         return Window(
@@ -251,26 +258,29 @@ class Preparer:
             feeds=feeds,
         )
 
+    def _runs_here(self, task: Task) -> bool:
+        return self.plan.is_local(task.section, task.replica)
+
+    def _read(self, batches: Sequence[GlobalBatch], tasks: Sequence[Task]) -> list[Sample]:
+        """The samples of all steps, with the arrays of those that run here."""
+        places = [(batch, n) for batch in batches for n in range(len(batch.samples))]
+        here = {sample for task in tasks if self._runs_here(task) for sample, _ in task.items}
+        return [batch.read(n) if number in here else batch.samples[n] for number, (batch, n) in enumerate(places)]
+
     def _pack(self, task: Task, samples: Sequence[Sample]) -> Packed:
         section = self.plan.sections[task.section]
         stream = section.section.reads
+        # What runs in another process is packed without its arrays: where its items lie follows from lengths alone.
+        specs = self.specs[stream] if self._runs_here(task) else {}
         items = [(samples[s].number, samples[s].items[stream][n]) for s, n in task.items]
         places = place([item.units for _, item in items], task.bucket, section.section.row_length)
         if places is None:
             raise RuntimeError(f"the schedule put {task.items} of {task.section!r} into a bucket of {task.bucket}")
-        return pack(task.items, items, places, self.specs[stream], section.micro_shape(task.bucket))
-
-    def _counts(self, samples: Sequence[Sample]) -> dict[tuple[str, str], float]:
-        counts = {}
-        for name, section in self.plan.sections.items():
-            items = [item for sample in samples for item in sample.items.get(section.section.reads, ())]
-            for key, objective in section.section.objectives.items():
-                counts[name, key] = sum(objective.count_of(item) for item in items)
-        return counts
+        return pack(task.items, items, places, specs, section.micro_shape(task.bucket))
 
     def _active(self, counts: Mapping[tuple[str, str], float]) -> dict[str, jax.Array]:
         weighted = [counts[n, k] for n, s in self.plan.sections.items() for k, o in s.section.objectives.items() if o.weight]
-        return {name: whole(self.plan.sections[name], np.bool_(any(weighted))) for name in self.compiled.trained}
+        return {name: whole(self.plan.sections[name], np.bool_(any(weighted))) for name in self.compiled.trained if name in self.plan.local}
 
     def _routes(self, tasks: Sequence[Task], packed: Mapping[Micro, Packed], step: int, samples: Sequence[Sample]) -> tuple[Any, Any, Any]:
         """Returns per micro-batch: payloads that arrive, payloads that leave, and index arrays per edge."""
@@ -279,7 +289,8 @@ class Preparer:
         leaving: dict[Micro, list[Slot]] = {m: [] for m in micros}
         indices: dict[Micro, dict[str, np.ndarray]] = {m: {} for m in micros}
         for label, edge in self.plan.edges.items():
-            wiring = Wiring(label, samples, self.plan.graph[edge.edge.producer].reads, edge.merge, edge.edge.rows)
+            streams = [self.plan.graph[name].reads for name in (edge.edge.producer, edge.edge.consumer)]
+            wiring = Wiring(label, samples, streams[0], edge.merge, edge.edge.rows, takes=streams[1])
             for micro, task in micros.items():
                 if micro[0] == edge.edge.producer:
                     indices[micro][label + " out"] = np.full((edge.fan_out, edge.slot_rows), task.bucket, np.int32)
@@ -287,9 +298,12 @@ class Preparer:
                     indices[micro][label + " in"] = np.full((edge.fan_in, edge.slot_rows), task.bucket, np.int32)
             for a in (m for m in micros if m[0] == edge.edge.producer):
                 for b in (m for m in micros if m[0] == edge.edge.consumer):
+                    if not (self._runs_here(micros[a]) or self._runs_here(micros[b])):
+                        continue
                     found = route(packed[a], packed[b], edge.slot_rows, wiring)
                     if found is None:
                         continue
+                    # Of a micro-batch that runs in another process, only the payloads from here, or to here, are known and counted.
                     n_out = sum(s.label == label for s in leaving[a])
                     n_in = sum(s.label == label for s in arriving[b])
                     indices[a][label + " out"][n_out] = found.gather

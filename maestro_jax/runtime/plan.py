@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..errors import ConfigError, did_you_mean, set_by
+from ..errors import ClusterError, ConfigError, did_you_mean, set_by
 from ..graph import Edge, GraphShapes, Section, SectionGraph, SectionShapes, graph_shapes
 from ..graph.section import DEFAULT_RULES
 from ..graph.shapes import Specs, compute_shape
-from ..meshes import Request, Submesh, Wire, carve, partition_spec, shrink, spread
+from ..meshes import ProcessGroup, Request, Submesh, Wire, carve, partition_spec, process_group, processes_of, shrink, spread
 from ..meshes.transfers import stripes
 
 SPARE_FANS, MOST_FANS = 3, 8
@@ -100,12 +100,23 @@ class Plan:
         sections: name -> plan, producers first.
         edges: label -> plan.
         notes: sentences that the user should read (sections that share devices, parameters that stay whole).
+        group: the processes whose devices these are.
     """
 
     graph: SectionGraph
     sections: Mapping[str, SectionPlan]
     edges: Mapping[str, EdgePlan]
     notes: tuple[str, ...] = ()
+    group: ProcessGroup = dataclasses.field(default_factory=lambda: ProcessGroup(0, 1))
+
+    @property
+    def local(self) -> dict[str, SectionPlan]:
+        """The sections of which this process has devices."""
+        return {name: section for name, section in self.sections.items() if section.submesh.is_local}
+
+    def is_local(self, section: str, replica: int) -> bool:
+        """Whether this process has devices of a replica."""
+        return replica in self.sections[section].submesh.local_replicas
 
     def _repr_html_(self) -> str:
         from ..plan_html import plan_html  # here, because it imports this module
@@ -141,6 +152,7 @@ def make_plan(graph: SectionGraph, specs: Specs, devices: Sequence[Any], *, shar
     Raises:
         MeshError: when the devices do not suffice and `share` is off, or an edge cannot cross.
         ConfigError: when a micro-batch cannot be split over the axes of a replica.
+        ClusterError: when processes could wait for each other for ever.
     """
     requests, notes = requests_of(graph), []
     if share:
@@ -152,7 +164,9 @@ def make_plan(graph: SectionGraph, specs: Specs, devices: Sequence[Any], *, shar
         sections[name], more = _plan_section(graph, name, shapes.sections[name], submeshes[name])
         notes += more
     edges = _with_equal_fans({e.label: _plan_edge(graph, e, shapes, submeshes) for e in graph.edges})
-    return Plan(graph=graph, sections=sections, edges=edges, notes=tuple(notes))
+    plan = Plan(graph=graph, sections=sections, edges=edges, notes=tuple(notes), group=process_group())
+    _check_processes(plan)
+    return plan
 
 
 def _plan_section(graph: SectionGraph, name: str, shapes: SectionShapes, submesh: Submesh) -> tuple[SectionPlan, list[str]]:
@@ -194,6 +208,31 @@ def _plan_section(graph: SectionGraph, name: str, shapes: SectionShapes, submesh
         keeps_residuals=graph.runs_backward[name] and section.remat != "inputs",
     )
     return plan, notes
+
+
+def _check_processes(plan: Plan) -> None:
+    """Refuses replicas over several processes that also have devices of others: their programs wait for each other inside the devices.
+
+    All processes issue in one order, but a process with several devices runs what it has issued to them in any order. Where a program
+    spans processes, each of them must therefore have one queue: no device outside of that program's own.
+    """
+    meshes = [(name, n, mesh) for name, s in plan.sections.items() for n, mesh in enumerate(s.submesh.replica_meshes)]
+    for name, replica, mesh in meshes:
+        processes = processes_of(mesh)
+        if len(processes) == 1:
+            continue
+        inside = set(mesh.devices.flat)
+        for other, number, there in meshes:
+            if any(d.process_index in processes and d not in inside for d in there.devices.flat):
+                raise ClusterError(
+                    f"replica {replica} of section {name!r} spans processes that also run other replicas.",
+                    wanted="processes of their own for a replica that spans several, or all of its devices in one process",
+                    have=f"processes {list(processes)}, and replica {number} of section {other!r} on one of them: they could wait "
+                    "for each other for ever",
+                    fix="give each process the devices of whole replicas, or one device each; docs/cluster.md shows layouts",
+                    anchor="replica-spans-processes",
+                    set_by=_origin(plan.sections[name].section),
+                )
 
 
 def _check_axes(section: Section, rules: Mapping[str, str | None]) -> None:

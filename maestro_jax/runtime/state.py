@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..meshes import rewrapped
+from ..meshes import put_whole, rewrapped
 from .arguments import REPLICATED, Arguments
 from .compile import Compiled
 from .plan import SectionPlan
@@ -42,7 +42,7 @@ class Holder:
 
 
 class SectionState:
-    """Parameters, optimizer state and accumulators of one section."""
+    """Parameters, optimizer state and accumulators of one section, as far as they lie on this process's devices."""
 
     def __init__(self, section: SectionPlan, arguments: Arguments, values: Mapping[str, jax.Array]) -> None:
         """Takes the initial parameters, as `initial_values` returns them."""
@@ -50,15 +50,15 @@ class SectionState:
         self.optimizer: Any = None
         self.frozen: Arrays = {path: values[path] for path in section.frozen}
         self.compute: Arrays = {}
-        replicas = range(section.submesh.replicas)
+        replicas = self._replicas = section.submesh.local_replicas
         # Every step wraps the same shards again, so what they are wrapped as is made once.
-        self._param_shapes = [arguments.params(r) for r in replicas]
-        self._accumulator_shapes = [(arguments.gradients(r), arguments.sums(r)) for r in replicas]
+        self._param_shapes = {r: arguments.params(r) for r in replicas}
+        self._accumulator_shapes = {r: (arguments.gradients(r), arguments.sums(r)) for r in replicas}
         self._stack_shapes = arguments.gradient_stack(), arguments.sums_stack()
-        self._params: list[Arrays] = []
-        self._frozen: list[Arrays] = [_view(self.frozen, arguments.frozen(r)) for r in replicas]
+        self._params: dict[int, Arrays] = {}
+        self._frozen = {r: _view(self.frozen, arguments.frozen(r)) for r in replicas}
         self._ahead = not section.section.trainable
-        self._holders: dict[int, list[Holder]] = {}
+        self._holders: dict[int, dict[int, Holder]] = {}
         self._spare: list[tuple[Arrays, Arrays]] = [self._zero_stacks()]
 
     def params(self, replica: int) -> tuple[Arrays, Arrays]:
@@ -68,11 +68,11 @@ class SectionState:
     def set_compute(self, compute: Arrays) -> None:
         """Takes over new compute parameters and makes the replicas' views of them."""
         self.compute = compute
-        self._params = [_view(compute, shapes) for shapes in self._param_shapes]
+        self._params = {r: _view(compute, shapes) for r, shapes in self._param_shapes.items()}
 
     def drop_views(self) -> None:
         """Forgets all views of compute parameters, before an update donates them."""
-        self._params = []
+        self._params = {}
 
     def begin_window(self) -> None:
         """Forgets sums of steps that an earlier window, broken off in its midst, ran ahead into."""
@@ -91,7 +91,7 @@ class SectionState:
 
     def take_stacks(self, step: int) -> tuple[Arrays, Arrays]:
         """Empties all holders of a step and returns their accumulators as one stack `[replica, ...]`, without a copy."""
-        taken = [holder.take() for holder in self._holders_of(step)]
+        taken = [holder.take() for holder in self._holders_of(step).values()]
         del self._holders[step if self._ahead else 0]
         gradients, sums = self._stack_shapes
         return _stacked(gradients, [t[0] for t in taken]), _stacked(sums, [t[1] for t in taken])
@@ -100,13 +100,13 @@ class SectionState:
         """Takes over zeroed stacks; each replica's part of them is its next accumulators, without a copy."""
         self._spare.append((gradients, sums))
 
-    def _holders_of(self, step: int) -> list[Holder]:
+    def _holders_of(self, step: int) -> dict[int, Holder]:
         key = step if self._ahead else 0
         if key not in self._holders:
             gradients, sums = self._spare.pop() if self._spare else self._zero_stacks()
-            holders = self._holders[key] = [Holder() for _ in self._accumulator_shapes]
-            for holder, (gradient_shapes, sum_shapes) in zip(holders, self._accumulator_shapes, strict=True):
-                holder.put(_view(gradients, gradient_shapes), _view(sums, sum_shapes))
+            self._holders[key] = {replica: Holder() for replica in self._replicas}
+            for replica, (gradient_shapes, sum_shapes) in self._accumulator_shapes.items():
+                self._holders[key][replica].put(_view(gradients, gradient_shapes), _view(sums, sum_shapes))
         return self._holders[key]
 
     def _zero_stacks(self) -> tuple[Arrays, Arrays]:
@@ -162,7 +162,7 @@ def make_states(compiled: Compiled, values: Mapping[str, Arrays], optimizers: Ma
         optimizers: section -> optimizer state that goes on; None begins anew.
     """
     states = {}
-    for name, section in compiled.plan.sections.items():
+    for name, section in compiled.plan.local.items():
         state = SectionState(section, compiled.arguments[name], values[name])
         with jax.set_mesh(section.submesh.mesh):
             if name in compiled.trained and optimizers is not None:
@@ -198,9 +198,9 @@ def _stacked(wanted: Mapping[str, jax.ShapeDtypeStruct], parts: list[Arrays]) ->
 
 def zeros(shapes: Any) -> Any:
     """Puts zeros on devices for a tree of shapes with shardings."""
-    return jax.tree.map(lambda s: jax.device_put(np.zeros(s.shape, s.dtype), s.sharding), shapes)
+    return jax.tree.map(lambda s: put_whole(np.zeros(s.shape, s.dtype), s.sharding), shapes)
 
 
 def whole(section: SectionPlan, value: Any) -> jax.Array:
     """Puts a small host value on every device of a section."""
-    return jax.device_put(np.asarray(value), section.submesh.whole(REPLICATED))
+    return put_whole(np.asarray(value), section.submesh.whole(REPLICATED))

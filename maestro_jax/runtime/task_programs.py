@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from ..meshes import processes_of
 from .arguments import Arguments, shaped, shardings
 from .load import load_for
 from .programs import SectionFunctions
@@ -28,7 +29,7 @@ class TaskPrograms:
         self._made: dict[tuple[str, int], Any] = {}
 
     def make(self, kind: str, replica: int) -> tuple[Any, bool]:
-        """Makes a program; a forward before its backward, and replica 0 before the others.
+        """Makes a program; a forward before its backward, and the first replica of this process before the others.
 
         Args:
             kind: "forward", "backward", "forward_backward" or "evaluate".
@@ -37,7 +38,7 @@ class TaskPrograms:
         Returns:
             The program, and whether it was loaded rather than compiled.
         """
-        loaded = self._load(kind, replica) if replica else None
+        loaded = self._load(kind, replica) if replica != self._first else None
         program = loaded if loaded is not None else self._compile(kind, replica)
         self._made[kind, replica] = program
         return program, loaded is not None
@@ -64,8 +65,16 @@ class TaskPrograms:
 
     def _load(self, kind: str, replica: int) -> Any | None:
         submesh = self.arguments.section.submesh
-        examples = self.takes(kind, 0), self.takes(kind, replica)
-        return load_for(self._made[kind, 0], submesh.replica_devices(0), submesh.replica_devices(replica), examples)
+        if len(processes_of(submesh.replica_meshes[replica])) > 1:
+            # What is loaded is run once, which every process of the replica would have to do at the same time.
+            return None
+        examples = self.takes(kind, self._first), self.takes(kind, replica)
+        return load_for(self._made[kind, self._first], submesh.replica_devices(self._first), submesh.replica_devices(replica), examples)
+
+    @property
+    def _first(self) -> int:
+        """The first replica that this process has devices of."""
+        return self.arguments.section.submesh.local_replicas[0]
 
     def _function(self, kind: str) -> tuple[Callable[..., Any], tuple[int, ...]]:
         """The function of a kind, and the arguments that it donates: sums and accumulators, which come back."""
@@ -92,7 +101,7 @@ class TaskPrograms:
         """Residuals as the compiled forward of a replica lays them out, which its lowered program does not know yet."""
         if not self._keeps_residuals():
             return ()
-        shapes, places = self._made["forward", 0].out_info[2], self._made["forward", replica].output_shardings[2]
+        shapes, places = self._made["forward", self._first].out_info[2], self._made["forward", replica].output_shardings[2]
         return jax.tree.map(lambda shape, place: shaped(shape.shape, shape.dtype, place), shapes, places)
 
     def abstract_residuals(self) -> Tree:

@@ -36,20 +36,22 @@ class Resumed:
 
 
 def resume(
-    files: RunFolder,
+    files: RunFolder | None,
     checkpoints: Checkpoints,
     shapes: Snapshot,
+    plan: Plan,
     data: Mapping[str, Any],
     config: str,
     steps: int,
     note: Callable[[str], None],
 ) -> Resumed | None:
-    """Finds out what a run goes on from, and prepares its folder.
+    """Finds out what a run goes on from, and prepares its folder. All processes of a run call this; the first one decides.
 
     Args:
-        files: the run folder.
+        files: the run folder; None in other processes than the first.
         checkpoints: in it.
         shapes: what is configured now, with the shardings of the present plan.
+        plan: the present one.
         data: what decides which samples a step sees, as a checkpoint's state keeps it.
         config: the resolved configuration.
         steps: how many the run is to have.
@@ -61,6 +63,45 @@ def resume(
     Raises:
         CheckpointError: no checkpoint is whole, or it does not fit, or the run is complete and another one is configured now.
     """
+    group = plan.group
+    chosen = group.lead("resume", lambda: _choose(files, checkpoints, shapes, data, config, steps, note) if files is not None else None)
+    step = group.all_gather("resume step", chosen.commit.step if chosen is not None else None)[0]
+    if step is None:
+        return None
+    commit = chosen.commit if chosen is not None else next(commit for commit in checkpoints.commits() if commit.step == step)
+    here = {name: {n: tree for n, tree in part.items() if n in plan.local} for name, part in vars(shapes).items()}
+    snapshot = checkpoints.restore(commit, Snapshot(**here))
+
+    def go_on() -> None:
+        if files is None or chosen is None:
+            raise RuntimeError("the first process has the run folder")
+        for line in chosen.changes:
+            note(line)
+        if commit.step < steps:
+            files.go_on(commit.step, config)
+        checkpoints.disown_newer(commit)
+
+    group.lead("go on", go_on)
+    return Resumed(commit=commit, snapshot=snapshot)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    """What a run goes on from, and what has changed since, in sentences."""
+
+    commit: Commit
+    changes: list[str]
+
+
+def _choose(
+    files: RunFolder,
+    checkpoints: Checkpoints,
+    shapes: Snapshot,
+    data: Mapping[str, Any],
+    config: str,
+    steps: int,
+    note: Callable[[str], None],
+) -> _Chosen | None:
     if not files.holds_run:
         return None
     set_by = "--workdir"
@@ -74,16 +115,11 @@ def resume(
     if commit.step >= steps and (settings or new_data):
         raise _complete(files, commit, [*new_data, *settings])
     check_fits(commit, shapes, settings, set_by)
-    snapshot = checkpoints.restore(commit, shapes)
+    changes = []
     for line in settings:
         kept = "; the run keeps the parameters of its checkpoint" if ".weights = " in line else ""
-        note(f"changed since step {commit.step}: {line}{kept}")
-    for line in new_data:
-        note(line)
-    if commit.step < steps:
-        files.go_on(commit.step, config)
-    checkpoints.disown_newer(commit)
-    return Resumed(commit=commit, snapshot=snapshot)
+        changes.append(f"changed since step {commit.step}: {line}{kept}")
+    return _Chosen(commit=commit, changes=[*changes, *new_data])
 
 
 def _complete(files: RunFolder, commit: Commit, changed: Sequence[str]) -> CheckpointError:

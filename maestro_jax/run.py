@@ -90,6 +90,7 @@ class Run:
         engine: parameters and compiled programs.
         step: optimizer steps that were issued.
         group: the processes of the run.
+        pairs: of devices in different processes, between which rows cross.
         stopping: whether no more steps are issued, because a stop was asked for.
         skipped_samples: how many samples were left out, by kind: the heading of docs/errors.md that explains it.
         objectives: section -> names of its objectives.
@@ -106,9 +107,10 @@ class Run:
         preparer: Preparer,
         evaluation: bool,
         step: int = 0,
+        pairs: int = 0,
     ) -> None:
         self.trainer, self.dataset, self.engine = trainer, dataset, engine
-        self.step = step
+        self.step, self.pairs = step, pairs
         self.skipped_samples: collections.Counter[str] = collections.Counter()
         self._batches, self._preparer, self._evaluation = batches, preparer, evaluation
         self._bad: dict[int, list[DataError]] = {}

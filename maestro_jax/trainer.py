@@ -25,7 +25,7 @@ from .data.sources import check_vocabulary
 from .errors import ConfigError, set_by
 from .graph import Section, SectionGraph
 from .initial_weights import given_weights
-from .meshes import devices_wanted
+from .meshes import ProcessGroup, devices_wanted, process_group
 from .metrics import TensorBoard
 from .optimizers import AdamW, build_optimizer
 from .plan_table import memory_text, plan_text
@@ -38,6 +38,7 @@ from .runtime.costs import counted_costs
 from .runtime.global_batch import Reader
 from .runtime.memory import MemoryUse, memory_use, predict_bucket_bytes, predict_memory
 from .runtime.snapshot import snapshot_shapes
+from .runtime.startup import exercise
 from .schedules import Policy, Wavefront, Workload
 from .terminal import Terminal
 from .training import Training
@@ -180,7 +181,8 @@ class Trainer:
         Raises:
             MeshError: when the devices do not suffice and `share_devices` is off.
         """
-        make_cpu_devices(devices_wanted(requests_of(self.graph)))
+        if process_group().count == 1:
+            make_cpu_devices(devices_wanted(requests_of(self.graph)))
         devices = jax.devices()
         plan = make_plan(self.graph, dataset.specs, devices, share=self.share_devices)
         idle = len(devices) - len({d for s in plan.sections.values() for d in s.submesh.mesh.devices.flat})
@@ -221,6 +223,7 @@ class Trainer:
         compiled = Compiled(setup.plan, setup.optimizers, self.clip_norm, evaluation, progress)
         saved, step = (resumed.snapshot, resumed.commit.step) if resumed is not None else (None, 0)
         engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug, saved)
+        pairs = exercise(setup.plan)
         # Measured numbers differ from time to time; a run that goes on keeps those that it began with, and so its schedules.
         costs = saved_costs(setup.plan, resumed.commit.state) if self.costs == "measured" and resumed is not None else None
         preparer = Preparer(compiled, self.policy, setup.dataset.specs, self.seed, costs)
@@ -232,6 +235,7 @@ class Trainer:
             preparer=preparer,
             evaluation=evaluation,
             step=step,
+            pairs=pairs,
         )
         if self.costs == "measured" and self.steps and costs is None:
             run.measure_costs()
@@ -314,35 +318,43 @@ class Trainer:
             Preempted: after SIGTERM, when checkpoint and weights have been written.
         """
         with contextlib.ExitStack() as stack:
-            screen = terminal if terminal is not None else stack.enter_context(Terminal())
             setup = self.setup()
-            units = self.mean_units(setup.dataset)
+            group = setup.plan.group
+            screen = terminal if terminal is not None and group.first else stack.enter_context(_screen(group, stack))
+            units = self.mean_units(setup.dataset) if group.first else {}
             self._show(setup, units, screen)
+            if group.count > 1:
+                self._check_processes(verify_step)
             if folder is None:
                 run = self.start(setup, screen.compiling)
                 self._before_training(run, screen, verify_step)
                 Training(run, screen).fit()
                 return run
-            files = stack.enter_context(contextlib.closing(RunFolder(folder, restart=restart, set_by="--workdir")))
-            checkpoints = Checkpoints(files.path / CHECKPOINTS, self.keep_checkpoints, self.keep_best, set_by="--workdir")
+            files = group.lead("run folder", lambda: RunFolder(folder, restart=restart, set_by="--workdir"))
+            if files is not None:
+                stack.enter_context(contextlib.closing(files))
+            place = Path(folder) / CHECKPOINTS
+            checkpoints = Checkpoints(place, self.keep_checkpoints, self.keep_best, set_by="--workdir", group=group)
             stack.callback(checkpoints.close)
             shapes = snapshot_shapes(setup.plan, setup.optimizers)
             state = {"signature": shapes.signature(), "data": self._data_state(setup)}
-            resumed = resume(files, checkpoints, shapes, state["data"], config_text, self.steps, screen.note)
+            group.agreed("data", state["data"], "the training data")
+            resumed = resume(files, checkpoints, shapes, setup.plan, state["data"], config_text, self.steps, screen.note)
             step = resumed.commit.step if resumed is not None else 0
             # A run that is complete stays as it is.
             going = not step or step < self.steps
             plan = plan_text(setup.plan, units)
-            if going:
+            if going and files is not None:
                 files.write_config(config_text)
                 files.write_plan(plan)
                 files.write_env(dict(setup.dataset.notes))
-            writer = self.metrics.open(files.path, step=step, config_text=config_text) if self.metrics is not None else None
-            if writer is not None:
+            writer = None
+            if self.metrics is not None and files is not None:
+                writer = self.metrics.open(files.path, step=step, config_text=config_text)
                 stack.callback(writer.close)
             run = self.start(setup, screen.compiling, resumed)
             uses = self._before_training(run, screen, verify_step)
-            if going:
+            if going and files is not None:
                 files.write_plan(plan + memory_text(uses))
             state["schedule"] = {"policy": repr(self.policy), **costs_state(setup.plan, run.costs)}
             training = Training(run, screen, folder=files, checkpoints=checkpoints, writer=writer, state=state)
@@ -351,10 +363,19 @@ class Trainer:
             training.fit()
         return run
 
+    def _check_processes(self, verify_step: bool) -> None:
+        """Refuses what one process alone can do."""
+        if verify_step:
+            self._refuse("graph", "one process for --verify_step: gradients do not depend on the layout", "several processes")
+        if self.costs == "measured":
+            self._refuse("costs", "'counted' where there are several processes: all must schedule by the same numbers", "'measured'")
+
     def _before_training(self, run: Run, screen: Terminal, verify_step: bool) -> dict[str, MemoryUse]:
         """Shows what the compiled programs take, and verifies their gradients where that is wanted."""
         uses = memory_use(run.engine.compiled, self.in_flight)
         screen.memory(uses)
+        if run.pairs:
+            screen.note(f"tried {run.pairs} ways between devices of different processes: what was sent arrived")
         if verify_step:
             found = verify_run(run, progress=screen.compiling)
             found.require()
@@ -386,6 +407,11 @@ class Trainer:
     def reader(self, plan: Plan, dataset: Dataset) -> Reader:
         """Reads the samples of steps; `on_bad_sample` says what is made of bad ones."""
         return Reader(plan, dataset.specs, skip=self.on_bad_sample == "skip")
+
+
+def _screen(group: ProcessGroup, stack: contextlib.ExitStack) -> Terminal:
+    """The screen of the first process; the others say nothing."""
+    return Terminal() if group.first else Terminal(stack.enter_context(open(os.devnull, "w", encoding="utf-8")), interactive=False)
 
 
 def keep_programs(folder: Path) -> None:

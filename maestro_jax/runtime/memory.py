@@ -40,14 +40,14 @@ class MemoryUse:
 
 
 def memory_use(compiled: Compiled, in_flight: int) -> dict[str, MemoryUse]:
-    """Adds up what each section of a compiled plan holds.
+    """Adds up what each section of a compiled plan holds on this process's devices.
 
     Args:
         compiled: the programs.
         in_flight: most unfinished tasks of a replica.
     """
     found = {}
-    for name, section in compiled.plan.sections.items():
+    for name, section in compiled.plan.local.items():
         programs = [peak for p in compiled.programs if p.section == name if (peak := program_bytes(p.memory)) is not None]
         state = compiled.optimizer_states.get(name, ())
         found[name] = _use(section, state, max(compiled.bucket_bytes[name]), in_flight, max(programs, default=None))

@@ -18,15 +18,13 @@ from ..data.samples import ArraySpec
 from ..errors import EdgeError, GraphError, MaestroError, did_you_mean, set_by
 from .section import Section
 
-_LIBRARIES = tuple(
-    {
-        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-        *flax.__path__,
-        *jax.__path__,
-        str(Path(__file__).parent),
-    }
-)
-"""Folders of code that a user's module calls, or that calls it."""
+_FRAMEWORK = (*flax.__path__, *jax.__path__, str(Path(__file__).parent))
+"""Folders of code that calls a user's module."""
+
+_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+"""Folders of code that a user's module calls, unless it is installed there itself."""
+
+_STANDARD = sysconfig.get_path("stdlib")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,9 @@ def not_a_dict(section: Section, returned: Any) -> MaestroError:
 
 def _place(error: Exception) -> tuple[str, str]:
     """Where in the user's code an exception was raised, and the line there; empty where none of it was running."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_FRAMEWORK)]
+    outside = [each for each in frames if not each.filename.startswith((_STANDARD, *_PACKAGES))]
+    own = outside or [each for each in frames if each.filename.startswith(_PACKAGES)]
     return (f"{own[-1].filename}:{own[-1].lineno}", own[-1].line or "") if own else ("", "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 from collections.abc import Callable
 from typing import Any
 
@@ -205,6 +206,15 @@ def test_a_module_that_fails_without_inputs_is_a_matter_of_the_graph() -> None:
     assert "inputs: " not in error.have
     assert re.fullmatch(rf"correct the module at {re.escape(__file__)}:\d+", error.fix)
     assert error.set_by == "the calling program: Section('teacher').module"
+
+
+def test_a_module_among_installed_packages_is_not_taken_for_a_library() -> None:
+    place = f"{sysconfig.get_path('purelib')}/their_models.py"
+    names: dict[str, Any] = {}
+    exec(compile("def helper(x): pass\ndef apply(params, batch): helper()", place, "exec"), names)
+    error = refused(GraphError, chain(teacher={"module": (lambda key: {}, names["apply"])}))
+    assert "missing 1 required positional argument: 'x'" in error.have
+    assert (error.fix, error.set_by) == (f"correct the module at {place}:2", "the calling program: Section('teacher').module")
 
 
 @pytest.mark.quick

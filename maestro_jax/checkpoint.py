@@ -1,9 +1,10 @@
-"""Checkpoints on disk: written in the background by Orbax, committed by a manifest of our own, verified before they are used.
+"""Checkpoints on disk: written in the background by all processes, committed by one manifest, verified before they are used.
 
-`FOLDER/00000400/` holds one Orbax item for each trained section, and `FOLDER/frozen/` what is never updated, written once. A folder
-counts from the moment when its `manifest.json` has been renamed into place; it names every file with its size and SHA-256, so that half
-a folder, a missing file or a flipped bit is seen before anything is read. Older checkpoints, and what a killed run left of one, are
-removed only after that.
+`FOLDER/00000400/` holds the trained sections, in a file for each section and process (`maestro_jax.pieces`), and `FOLDER/frozen/` what is
+never updated, written once. A folder counts from the moment when its `manifest.json` has been renamed into place, which the first process
+does when every process has told that its files are on the disk; it names every file with its size and SHA-256, so that half a folder, a
+missing file or a flipped bit is seen before anything is read. Older checkpoints, and what a killed run left of one, are removed only
+after that.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
+import numpy as np
+from safetensors import SafetensorError
 
-from .errors import CheckpointError
-from .manifest import MANIFEST, damage, read_manifest, write_manifest
-from .runtime.snapshot import Snapshot
+from .errors import CheckpointError, error_of
+from .manifest import MANIFEST, damage, finished, read_manifest, write_manifest
+from .meshes import ProcessGroup
+from .pieces import HostArray, Pieces, file_name, on_host, write_pieces
+from .runtime.snapshot import Snapshot, flat
 
 FROZEN = "frozen"
 _STEP = re.compile(r"\d{8}")
-_UNFINISHED = re.compile(r"(\d{8}|frozen)\.orbax-checkpoint-tmp.*")
-"""What Orbax calls a folder until all files are in it."""
 
-_Begun = tuple[ocp.AsyncCheckpointer, Path, dict[str, Any]]
-"""A folder that is being written, and what its manifest will say besides files."""
+_Begun = tuple[Path, dict[str, dict[str, HostArray]], dict[str, Any]]
+"""A folder that is being written, what this process writes of each section, and what its manifest will say besides files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,13 +64,20 @@ class Checkpoints:
         keep: how many of the newest ones stay.
         keep_best: held-out objective ("section/objective", lower is better) whose best checkpoint stays besides; None keeps none.
         set_by: where the folder was set, for error texts.
+        group: the processes of the run, which see the same folder; all of them save, restore, wait and close together.
     """
 
     def __init__(
-        self, folder: Path | str, keep: int = 2, keep_best: str | None = None, *, set_by: str = "the calling program: Checkpoints.folder"
+        self,
+        folder: Path | str,
+        keep: int = 2,
+        keep_best: str | None = None,
+        *,
+        set_by: str = "the calling program: Checkpoints.folder",
+        group: ProcessGroup | None = None,
     ) -> None:
-        # Orbax takes absolute paths only.
         self.folder, self.keep, self.keep_best, self._set_by = Path(folder).absolute(), keep, keep_best, set_by
+        self._group = group if group is not None else ProcessGroup(0, 1)
         # One thread: commits happen in the order of the saves, beside training.
         self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
@@ -130,17 +139,23 @@ class Checkpoints:
         """
         self.wait()
         path = self.folder / f"{step:08d}"
-        body = {"step": step, "state": dict(state), "heldout": dict(heldout or {}), "frozen": bool(snapshot.frozen)}
-        begun: list[_Begun] = []
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if snapshot.frozen and read_manifest(self.folder / FROZEN) is None:
-                begun.append((_begin(self.folder / FROZEN, snapshot.frozen), self.folder / FROZEN, {}))
-            begun.append((_begin(path, snapshot.trained), path, body))
-        except Exception as error:  # Orbax passes on whatever its file systems raise
-            self._give_up(begun)
-            raise self._cannot_write(f"the checkpoint of step {step} cannot be written.", error) from error
+        frozen = any(self._group.all_gather("checkpoint frozen", bool(snapshot.frozen)))
+        body = {"step": step, "state": dict(state), "heldout": dict(heldout or {}), "frozen": frozen}
+        anew = frozen and any(self._group.all_gather("checkpoint anew", read_manifest(self.folder / FROZEN) is None))
+        parts = [(self.folder / FROZEN, snapshot.frozen, {})] * anew + [(path, snapshot.trained, body)]
+        self._group.lead("checkpoint folders", lambda: self._begin(step, [folder for folder, _, _ in parts]))
+        begun = [(folder, {name: on_host(flat(tree)) for name, tree in sections.items()}, told) for folder, sections, told in parts]
         self._pending = self._thread.submit(self._commit, step, begun)
+
+    def _begin(self, step: int, folders: Sequence[Path]) -> None:
+        """Makes empty folders, in the place of those that a killed run left or that are damaged."""
+        try:
+            for folder in folders:
+                _remove(folder)
+                folder.mkdir(parents=True)
+        except OSError as error:
+            self._give_up(folders)
+            raise self._cannot_write(f"the checkpoint of step {step} cannot be written.", error) from error
 
     def wait(self) -> None:
         """Waits until the checkpoint that is being written is complete.
@@ -169,12 +184,34 @@ class Checkpoints:
         Raises:
             CheckpointError: it cannot be read.
         """
+        with self._reading(commit):
+            trained = {name: _placed(_pieces(commit.path, name), tree) for name, tree in shapes.trained.items()}
+            frozen = {name: _placed(_pieces(self.folder / FROZEN, name), tree) for name, tree in shapes.frozen.items()}
+            return Snapshot(trained=trained, frozen=frozen)
+
+    def parameters(self, commit: Commit, section: str) -> dict[str, np.ndarray]:
+        """Reads the parameters of a section to the host, those that are never updated too, whichever processes have them on devices.
+
+        Args:
+            commit: the checkpoint.
+            section: a trained one.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        with self._reading(commit):
+            start, trained = "parameters/", _pieces(commit.path, section)
+            found = {name.removeprefix(start): trained.read(name) for name in trained.shapes if name.startswith(start)}
+            if commit.frozen:
+                frozen = _pieces(self.folder / FROZEN, section)
+                found |= {name: frozen.read(name) for name in frozen.shapes}
+            return found
+
+    @contextlib.contextmanager
+    def _reading(self, commit: Commit) -> Iterator[None]:
         try:
-            return Snapshot(
-                trained=_read(commit.path, shapes.trained),
-                frozen=_read(self.folder / FROZEN, shapes.frozen) if shapes.frozen else {},
-            )
-        except Exception as error:  # Orbax passes on whatever its file systems and readers raise
+            yield
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise CheckpointError(
                 f"the checkpoint of step {commit.step} cannot be read.",
                 wanted="a checkpoint as this version writes it",
@@ -184,17 +221,39 @@ class Checkpoints:
                 set_by=self._set_by,
             ) from error
 
-    def _commit(self, step: int, begun: list[_Begun]) -> None:
-        """Waits for the files, commits them, and then removes what is no longer kept. Runs in the thread."""
+    def _commit(self, step: int, begun: Sequence[_Begun]) -> None:
+        """Writes this process's files; when all have written theirs, the first one commits, and removes what is no longer kept."""
+        what = f"the checkpoint of step {step} cannot be written."
+        problem, files = None, {}
         try:
-            for writer, path, body in begun:
-                writer.wait_until_finished()
-                writer.close()
-                write_manifest(path, body)
-            self._prune()
-        except Exception as error:  # as above
-            self._give_up(begun)
-            raise self._cannot_write(f"the checkpoint of step {step} cannot be written.", error) from error
+            files = {folder.name: self._write(folder, sections) for folder, sections, _ in begun}
+        except Exception as error:  # told to the other processes, and raised in all
+            problem = self._cannot_write(what, error)
+        told = self._group.all_gather("checkpoint files", {"files": files, "problem": problem.to_json() if problem else None})
+        problem = problem or next((error_of(other["problem"]) for other in told if other["problem"]), None)
+
+        def commit() -> None:
+            if problem is not None:
+                self._give_up([folder for folder, _, _ in begun])
+                raise problem
+            try:
+                for folder, _, body in begun:
+                    write_manifest(folder, body, {name: mark for other in told for name, mark in other["files"][folder.name].items()})
+                self._prune()
+            except OSError as error:
+                self._give_up([folder for folder, _, _ in begun])
+                raise self._cannot_write(what, error) from error
+
+        self._group.lead("checkpoint commit", commit)
+
+    def _write(self, folder: Path, sections: Mapping[str, Mapping[str, HostArray]]) -> dict[str, Any]:
+        """Writes what this process owns of each section, and returns what the manifest says of its files."""
+        marks = {}
+        for name, arrays in sections.items():
+            path = folder / file_name(name, self._group.index)
+            write_pieces(path, arrays)
+            marks[path.name] = finished(path)
+        return marks
 
     def _prune(self) -> None:
         kept = {commit.path for commit in self.commits()[: self.keep]}
@@ -202,19 +261,14 @@ class Checkpoints:
         if best is not None:
             kept.add(best[1].path)
         for path in self.folder.iterdir():
-            if (_STEP.fullmatch(path.name) and path not in kept) or _UNFINISHED.fullmatch(path.name):
+            if _STEP.fullmatch(path.name) and path not in kept:
                 _remove(path)
 
-    def _give_up(self, begun: list[_Begun]) -> None:
+    def _give_up(self, folders: Sequence[Path]) -> None:
         """Removes what was written of a checkpoint that did not become complete: on a full disk it would take the room of the next."""
-        for writer, _, _ in begun:
-            # Its threads must have ended before their files are removed; what they raise is why this is called.
-            with contextlib.suppress(Exception):
-                writer.close()
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            incomplete = path in [folder for _, folder, _ in begun] and not (path / MANIFEST).exists()
-            if incomplete or _UNFINISHED.fullmatch(path.name):
-                _remove(path)
+        for folder in folders:
+            if not (folder / MANIFEST).exists():
+                _remove(folder)
 
     def _cannot_write(self, what: str, error: Exception) -> CheckpointError:
         earlier = [commit.step for commit in self.commits()]
@@ -228,24 +282,18 @@ class Checkpoints:
         )
 
 
-def _begin(path: Path, items: Mapping[str, Any]) -> ocp.AsyncCheckpointer:
-    """Begins to write a folder, in the place of one that a killed run left or that is damaged."""
-    _remove(path)
-    writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
-    writer.save(path, args=ocp.args.Composite(**{name: ocp.args.PyTreeSave(tree) for name, tree in items.items()}))
-    return writer
-
-
 def _remove(path: Path) -> None:
     # Without its manifest, a folder that is only half removed does not count.
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _read(path: Path, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = {
-        name: ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)) for name, tree in shapes.items()
-    }
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-        restored = reader.restore(path, args=ocp.args.Composite(**wanted))
-    return {name: jax.block_until_ready(restored[name]) for name in wanted}
+def _pieces(folder: Path, section: str) -> Pieces:
+    """The arrays of a section in a committed folder."""
+    body = read_manifest(folder)
+    names = [name for name in (body or {"files": ()})["files"] if name.rsplit(".", 2)[0] == file_name(section, 0).rsplit(".", 2)[0]]
+    return Pieces(folder / name for name in names)
+
+
+def _placed(pieces: Pieces, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    return jax.tree.unflatten(jax.tree.structure(wanted), pieces.place(flat(wanted)).values())

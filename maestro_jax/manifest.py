@@ -13,21 +13,31 @@ from typing import Any
 MANIFEST = "manifest.json"
 
 
-def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
-    """Commits a folder with everything in it; all of it is on the disk when this returns, also if the machine stops in the next moment.
+def finished(path: Path) -> dict[str, Any]:
+    """Waits until a file that was written is on the disk.
+
+    Returns:
+        Its size and SHA-256, for the manifest.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    _to_disk(path)
+    return _fingerprint(path)
+
+
+def write_manifest(folder: Path, body: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    """Commits a folder; all of it is on the disk when this returns, also if the machine stops in the next moment.
 
     Args:
         folder: its files must be complete.
         body: more entries, as JSON values.
+        files: name of each file that belongs to it -> what `finished` returned, in whichever process wrote it.
 
     Raises:
         OSError: the manifest cannot be written; the folder then does not count.
     """
-    paths = _files(folder)
-    for path in paths:
-        _to_disk(path)
-    files = {path.relative_to(folder).as_posix(): _fingerprint(path) for path in paths}
-    content = {**body, "files": files}
+    content = {**body, "files": dict(files)}
     temporary = folder / f".{MANIFEST}.tmp"
     with temporary.open("w", encoding="utf-8") as file:
         json.dump({"sha256": _digest(content), "content": content}, file, indent=1)
@@ -66,10 +76,6 @@ def damage(folder: Path) -> str | None:
         if found != wanted:
             return f"{folder.name}/{name} is not as it was written (size or SHA-256 differs)"
     return None
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (MANIFEST, f".{MANIFEST}.tmp"))
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

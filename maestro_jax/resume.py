@@ -13,6 +13,7 @@ from typing import Any
 
 from .checkpoint import Checkpoints, Commit
 from .errors import CheckpointError
+from .meshes import ProcessGroup
 from .run_folder import RunFolder
 from .runtime import Plan
 from .runtime.costs import Costs
@@ -39,11 +40,11 @@ def resume(
     files: RunFolder | None,
     checkpoints: Checkpoints,
     shapes: Snapshot,
-    plan: Plan,
     data: Mapping[str, Any],
     config: str,
     steps: int,
     note: Callable[[str], None],
+    plan: Plan | None = None,
 ) -> Resumed | None:
     """Finds out what a run goes on from, and prepares its folder. All processes of a run call this; the first one decides.
 
@@ -51,11 +52,11 @@ def resume(
         files: the run folder; None in other processes than the first.
         checkpoints: in it.
         shapes: what is configured now, with the shardings of the present plan.
-        plan: the present one.
         data: what decides which samples a step sees, as a checkpoint's state keeps it.
         config: the resolved configuration.
         steps: how many the run is to have.
         note: told what the user should know.
+        plan: says which sections this process restores; None is all of them, in the only process.
 
     Returns:
         None when the run begins: the folder holds none, or one without a checkpoint, which is moved aside.
@@ -63,14 +64,13 @@ def resume(
     Raises:
         CheckpointError: no checkpoint is whole, or it does not fit, or the run is complete and another one is configured now.
     """
-    group = plan.group
+    group = plan.group if plan is not None else ProcessGroup(0, 1)
     chosen = group.lead("resume", lambda: _choose(files, checkpoints, shapes, data, config, steps, note) if files is not None else None)
     step = group.all_gather("resume step", chosen.commit.step if chosen is not None else None)[0]
     if step is None:
         return None
     commit = chosen.commit if chosen is not None else next(commit for commit in checkpoints.commits() if commit.step == step)
-    here = {name: {n: tree for n, tree in part.items() if n in plan.local} for name, part in vars(shapes).items()}
-    snapshot = checkpoints.restore(commit, Snapshot(**here))
+    snapshot = checkpoints.restore(commit, shapes if plan is None else shapes.only(plan.local))
 
     def go_on() -> None:
         if files is None or chosen is None:

@@ -38,7 +38,7 @@ OWN = ("config.gin", "plan.txt", "env.json", METRICS, EVALUATIONS, CHECKPOINTS, 
 """What a run makes; whatever else lies in its folder is the user's and stays where it is."""
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("maestro_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+PACKAGES = ("maestro_jax", "jax", "jaxlib", "flax", "optax", "safetensors", "numpy")
 """Packages whose versions are recorded."""
 
 

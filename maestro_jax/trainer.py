@@ -339,7 +339,7 @@ class Trainer:
             shapes = snapshot_shapes(setup.plan, setup.optimizers)
             state = {"signature": shapes.signature(), "data": self._data_state(setup)}
             group.agreed("data", state["data"], "the training data")
-            resumed = resume(files, checkpoints, shapes, setup.plan, state["data"], config_text, self.steps, screen.note)
+            resumed = resume(files, checkpoints, shapes, state["data"], config_text, self.steps, screen.note, setup.plan)
             step = resumed.commit.step if resumed is not None else 0
             # A run that is complete stays as it is.
             going = not step or step < self.steps

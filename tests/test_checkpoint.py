@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 from damage_support import array_file, flip
 from engines import Setup, build
@@ -190,9 +189,9 @@ def test_nothing_is_removed_before_the_next_is_complete(checkpoints: Checkpoints
     seen: list[list[int]] = []
     write = checkpoint.write_manifest
 
-    def watched(folder: Path, body: Mapping[str, Any]) -> None:
+    def watched(folder: Path, *rest: Any) -> None:
         seen.append(steps(checkpoints))
-        write(folder, body)
+        write(folder, *rest)
 
     monkeypatch.setattr(checkpoint, "write_manifest", watched)
     saved(checkpoints, 3)
@@ -204,8 +203,8 @@ def test_frozen_parameters_are_committed_before_what_needs_them(checkpoints: Che
     order: list[tuple[str, bool]] = []
     write = checkpoint.write_manifest
 
-    def watched(folder: Path, body: Mapping[str, Any]) -> None:
-        write(folder, body)
+    def watched(folder: Path, *rest: Any) -> None:
+        write(folder, *rest)
         order.append((folder.name, read_manifest(checkpoints.folder / FROZEN) is not None))
 
     monkeypatch.setattr(checkpoint, "write_manifest", watched)
@@ -217,9 +216,9 @@ def test_commits_come_in_the_order_of_the_saves(checkpoints: Checkpoints, monkey
     order: list[str] = []
     write = checkpoint.write_manifest
 
-    def slow(folder: Path, body: Mapping[str, Any]) -> None:
+    def slow(folder: Path, *rest: Any) -> None:
         time.sleep(0.05 if folder.name == "00000001" else 0)
-        write(folder, body)
+        write(folder, *rest)
         order.append(folder.name)
 
     monkeypatch.setattr(checkpoint, "write_manifest", slow)
@@ -231,7 +230,7 @@ def test_commits_come_in_the_order_of_the_saves(checkpoints: Checkpoints, monkey
 
 def test_what_a_killed_run_left_is_removed_after_the_next_commit(checkpoints: Checkpoints) -> None:
     saved(checkpoints, 1)
-    left = ["00000002.orbax-checkpoint-tmp", "frozen.orbax-checkpoint-tmp", "00000003", "00000009"]
+    left = ["00000002", "00000003", "00000009"]
     for name in left:
         (checkpoints.folder / name / "a").mkdir(parents=True)
         (checkpoints.folder / name / "a" / "half").write_text("half")
@@ -326,14 +325,14 @@ def test_a_disk_that_fills_up_at_the_manifest_is_an_error(checkpoints: Checkpoin
     assert names(checkpoints) == ["00000001", FROZEN]
 
 
-@pytest.mark.parametrize("where", ["the folder", "Orbax"])
+@pytest.mark.parametrize("where", ["the folder", "a file"])
 def test_a_folder_that_cannot_be_written_is_an_error(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     saved(checkpoints, 1)
 
     def forbidden(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(*((Path, "mkdir", forbidden) if where == "the folder" else (ocp.AsyncCheckpointer, "save", forbidden)))
+    monkeypatch.setattr(*((Path, "mkdir", forbidden) if where == "the folder" else (checkpoint, "write_pieces", forbidden)))
     assert "PermissionError: [Errno 13] Permission denied" in refused(checkpoints, 2).have
     monkeypatch.undo()
     assert checkpoints.problem(checkpoints.commits()[0]) is None

@@ -129,7 +129,7 @@ def test_environment_says_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder.write_env({"corpus": "sha256:abc", "processes": np.int64(3)})
     env = json.loads(folder.path_of("env.json").read_text())
     assert env["versions"]["jax"] == jax.__version__
-    assert set(env["versions"]) == {"maestro_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"}
+    assert set(env["versions"]) == {"maestro_jax", "jax", "jaxlib", "flax", "optax", "safetensors", "numpy"}
     assert env["devices"] == {"count": jax.device_count(), "kinds": {"cpu": jax.device_count()}}
     assert (env["xla_flags"], env["corpus"], env["processes"]) == ("--xla_flag", "sha256:abc", 3)
 

@@ -20,7 +20,7 @@ from maestro_jax.graph import Objective, Section, SectionGraph
 from maestro_jax.models import Decoder
 from maestro_jax.optimizers import Sgd
 from maestro_jax.run import Run
-from maestro_jax.runtime import Preparer, feeds
+from maestro_jax.runtime import Preparer, feeds, global_batch
 from maestro_jax.runtime.state import SectionState
 from maestro_jax.trainer import Trainer
 from maestro_jax.verification import verify, verify_run
@@ -158,8 +158,8 @@ def a_count_for_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def half_of_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = Preparer._counts
-    monkeypatch.setattr(Preparer, "_counts", lambda self, samples: counts(self, samples[: len(samples) // 2]))
+    total = global_batch._total
+    monkeypatch.setattr(global_batch, "_total", lambda plan, counts: total(plan, counts[: len(counts) // 2]))
 
 
 def rows_in_other_places(monkeypatch: pytest.MonkeyPatch) -> None:

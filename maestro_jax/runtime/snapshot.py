@@ -7,7 +7,7 @@ needs to be written only once. Global shapes are the same on every plan, so that
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import jax
@@ -31,6 +31,11 @@ class Snapshot:
 
     trained: Mapping[str, Tree]
     frozen: Mapping[str, Tree]
+
+    def only(self, sections: Container[str]) -> Snapshot:
+        """The part that belongs to some sections."""
+        trained, frozen = ({name: tree for name, tree in part.items() if name in sections} for part in (self.trained, self.frozen))
+        return Snapshot(trained=trained, frozen=frozen)
 
     def signature(self) -> dict[str, dict[str, str]]:
         """Section -> path -> "float32[2, 3]": what must agree for a snapshot to fit. Frozen parameters may change their dtype."""

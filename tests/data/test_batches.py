@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maestro_jax.data.batches import Batches, heldout_batches, most, shares, whole_weights
+from maestro_jax.data.batches import Batches, heldout_places, most, shares, whole_weights
 from maestro_jax.data.dataset import Dataset, Part
-from maestro_jax.data.lazy import LazySamples
 from maestro_jax.data.samples import Sample
 from maestro_jax.errors import DataError
 
@@ -102,15 +101,11 @@ def test_batch_that_cannot_be_filled_is_an_error(train: int, batch: int) -> None
 
 
 def test_heldout_batches_come_in_order_with_a_shorter_last_one() -> None:
-    assert [ids(batch) for batch, _ in heldout_batches(numbered(2, heldout=5), 2)] == [
-        ["heldout:0", "heldout:1"],
-        ["heldout:2", "heldout:3"],
-        ["heldout:4"],
-    ]
+    assert [list(places) for places in heldout_places(numbered(2, heldout=5), 2)] == [[0, 1], [2, 3], [4]]
 
 
 def test_no_heldout_samples_make_no_batch() -> None:
-    assert list(heldout_batches(numbered(2), 4)) == []
+    assert list(heldout_places(numbered(2), 4)) == []
 
 
 @pytest.mark.parametrize(("train", "batch", "seed"), [(20, 4, 0), (10, 4, 1), (3, 3, -5), (1, 1, 0), (100, 7, 3)])
@@ -204,29 +199,3 @@ def test_one_part_is_drawn_like_data_without_parts() -> None:
     data = numbered(10)
     whole, part = Batches(data, 4, 0), Batches(dataclasses.replace(data, parts=(Part("", 10, 0.3),)), 4, 0)
     assert [ids(whole(step)) for step in range(9)] == [ids(part(step)) for step in range(9)]
-
-
-class Unreadable(LazySamples):
-    """Ten samples, of which those whose number is odd cannot be read."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def read(self, number: int) -> Sample:
-        if number % 2:
-            raise DataError(f"sample {number} is odd.", wanted="an even one", have="an odd one", fix="leave it out", anchor="odd")
-        return Sample(id=str(number), items={})
-
-
-def test_a_step_has_the_samples_that_can_be_read_and_the_errors_of_the_others() -> None:
-    batches = Batches(Dataset(train=Unreadable(), specs={}), 10, seed=0)
-    samples, bad = batches.read(0)
-    assert sorted(ids(samples)) == ["0", "2", "4", "6", "8"]
-    assert sorted(error.what for error in bad) == [f"sample {number} is odd." for number in (1, 3, 5, 7, 9)]
-    with pytest.raises(DataError, match="is odd"):
-        batches(0)
-
-
-def test_held_out_samples_that_cannot_be_read_leave_the_others_where_they_are() -> None:
-    data = Dataset(train=(), heldout=Unreadable(), specs={})
-    assert [(ids(samples), len(bad)) for samples, bad in heldout_batches(data, 4)] == [(["0", "2"], 2), (["4", "6"], 2), (["8"], 1)]

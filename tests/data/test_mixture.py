@@ -12,7 +12,7 @@ from support import TEXT_SPECS, text_samples
 
 from maestro_jax.config import load
 from maestro_jax.data import ArraySpec, Batches, Corpus, Dataset, Jsonl, Mixture, Part, Sample
-from maestro_jax.data.batches import heldout_batches
+from maestro_jax.data.batches import heldout_places
 from maestro_jax.errors import ConfigError, DataError
 
 
@@ -74,7 +74,7 @@ def test_contents_are_those_of_the_sources() -> None:
 
 def test_heldout_data_come_one_source_after_another() -> None:
     data = mixed(Made(count=10, name="a"), Made(count=5, name="b"))
-    assert [[sample.id for sample in batch] for batch, _ in heldout_batches(data, 2)] == [["a/s10", "a/s11"], ["b/s5"]]
+    assert [[data.heldout[place].id for place in places] for places in heldout_places(data, 2)] == [["a/s10", "a/s11"], ["b/s5"]]
 
 
 def test_counts_and_facts_carry_the_names_of_their_sources() -> None:

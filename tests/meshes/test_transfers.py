@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -190,7 +190,8 @@ def test_too_many_stripes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_scalar_reaches_every_device_without_a_host_read(source: int, target: int) -> None:
     scalar = jax.device_put(np.float32(2.5), NamedSharding(mesh(0, source), PartitionSpec()))
     sharding = NamedSharding(mesh(4, target), PartitionSpec())
-    copy = on_every_device(scalar, sharding)
+    copy = on_every_device(scalar, cast(NamedSharding, scalar.sharding), sharding)
+    assert copy is not None
     jax.block_until_ready(copy)
     assert not was_read(scalar)
     assert (copy.sharding, copy.shape, copy.dtype) == (sharding, (), jnp.float32)

@@ -166,9 +166,9 @@ def test_no_payload_is_read_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None
     sent: list[jax.Array] = []
     move = dispatcher.move
 
-    def watched(parcels: Any) -> Any:
+    def watched(parcels: Any, *rest: Any) -> Any:
         sent.extend(array for parcel in parcels for array in parcel.slot)
-        return move(parcels)
+        return move(parcels, *rest)
 
     monkeypatch.setattr(dispatcher, "move", watched)
     setup = build(chain(teacher={"trainable": True, "axes": {"tensor": 2}, "replicas": 2}, student={"replicas": 1}))

@@ -162,7 +162,7 @@ class Pieces:
             if have is None or have.shape != shape.shape:
                 raise ValueError(f"{name}: {have.shape if have is not None else 'nothing'} in the files, {shape.shape} wanted")
 
-            def read(index: tuple[slice, ...], name: str = name, shape: jax.ShapeDtypeStruct = shape) -> np.ndarray:
+            def read(index: Any, name: str = name, shape: jax.ShapeDtypeStruct = shape) -> np.ndarray:
                 return self.read(name, index).astype(shape.dtype)
 
             found[name] = jax.make_array_from_callback(shape.shape, shape.sharding, read, dtype=shape.dtype)

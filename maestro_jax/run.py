@@ -8,9 +8,11 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from .data import Batches, Dataset
 from .data.batches import heldout_places
@@ -151,12 +153,12 @@ class Run:
                     self.step += 1
                     while len(waiting) > (0 if self.trainer.pauses(self.step) else LAG):
                         # Waiting for this step bounds how far the host runs ahead of the devices.
-                        report = waiting.popleft().wait().shared(self.engine.plan)
+                        report = self._ended(waiting.popleft())
                         now = time.perf_counter()
                         yield self._result(report, now - last)
                         last = time.perf_counter()
             for report in waiting:
-                yield self._result(report.wait().shared(self.engine.plan), time.perf_counter() - last)
+                yield self._result(self._ended(report), time.perf_counter() - last)
                 last = time.perf_counter()
         finally:
             prefetcher.close()
@@ -205,12 +207,17 @@ class Run:
         """
         return verify_run(self, limit=limit, most_units=most_units)
 
-    def save(self, folder: Path | str) -> list[Path]:
-        """Writes the parameters of every section that was trained to `folder/SECTION.safetensors`, in the trainer's `save_dtype`."""
-        written = []
+    def save(self, folder: Path | str, parameters: Callable[[str], Mapping[str, np.ndarray]] | None = None) -> list[Path]:
+        """Writes the parameters of every section that was trained to `folder/SECTION.safetensors`, in the trainer's `save_dtype`.
+
+        Args:
+            folder: where to.
+            parameters: section -> path -> value; None takes those on this process's devices.
+        """
+        written, read = [], parameters or self.engine.parameters
         for name in self.engine.compiled.trained:
             path = Path(folder) / f"{name}.safetensors"
-            save_weights(path, self.engine.parameters(name), tokenizer=self.dataset.tokenizer_fingerprint, dtype=self.trainer.save_dtype)
+            save_weights(path, read(name), tokenizer=self.dataset.tokenizer_fingerprint, dtype=self.trainer.save_dtype)
             written.append(path)
         return written
 
@@ -239,6 +246,15 @@ class Run:
         [(batch, bad)] = self._reader.read(self.dataset.heldout, [places], "held-out samples")
         self.skipped_samples.update(error.anchor for error in bad)
         return batch
+
+    def _ended(self, report: StepReport) -> StepReport:
+        """Waits for a step."""
+        standing = self.engine.standing
+        standing.waiting = f"step {report.prepared.step + 1} to end"
+        found = report.wait().shared(self.engine.plan)
+        standing.waiting = ""
+        standing.step_ended()
+        return found
 
     def _result(self, report: StepReport, seconds: float) -> StepResult:
         step = report.prepared.step + 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import importlib
+import io
 import math
 import os
 import sys
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from .meshes import ProcessGroup
 from .plan_table import WIDTH, counted, human_count, plan_table, plan_text, print_memory, print_plan, print_text
 from .runtime.compile import Program
 from .runtime.memory import MemoryUse
@@ -63,9 +65,10 @@ class Terminal:
     Args:
         stream: where to write; None: standard output, or the notebook.
         interactive: whether to show live bars; None: when the stream is a terminal, or in a notebook.
+        quiet: write nothing at all.
     """
 
-    def __init__(self, stream: TextIO | None = None, interactive: bool | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, interactive: bool | None = None, quiet: bool = False) -> None:
         in_notebook = stream is None and Console().is_jupyter
         if interactive is None:
             interactive = in_notebook or _is_screen(stream or sys.stdout)
@@ -73,7 +76,7 @@ class Terminal:
         self._live = interactive and not in_notebook
         # Not left to rich, which takes a file for a terminal when FORCE_COLOR is set, as some job runners do.
         width = None if self._live else _columns()
-        self._console = Console(file=stream, width=width, force_terminal=self._live, force_jupyter=False, highlight=False)
+        self._console = Console(file=stream, width=width, force_terminal=self._live, force_jupyter=False, highlight=False, quiet=quiet)
         self._bar: Bar | None = None
         self._title = ""
         self._compile_seconds, self._loaded = 0.0, 0
@@ -184,6 +187,11 @@ class Terminal:
             self._bar = _NotebookBar(title) if self._notebook else _TerminalBar(self._console, title)
             self._title = title
         return self._bar
+
+
+def screen_of(group: ProcessGroup) -> Terminal:
+    """The screen of a run: that of its first process; the others write nothing."""
+    return Terminal() if group.first else Terminal(io.StringIO(), interactive=False, quiet=True)
 
 
 class _TerminalBar:

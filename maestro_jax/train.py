@@ -11,13 +11,14 @@ from types import FrameType
 from typing import NoReturn
 
 from . import configurables
+from .cluster import connect
 from .command_line import help_text, split_arguments
 from .config import load
 from .errors import ConfigError, MaestroError
 from .files import write_output
 from .pace import Preempted
 from .run_folder import default_folder
-from .terminal import Terminal
+from .terminal import Terminal, screen_of
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -53,9 +54,12 @@ def _preempted(number: int, frame: FrameType | None) -> NoReturn:
 def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     # Until training begins and takes care of it itself: nothing has been trained that could be lost.
     signal.signal(signal.SIGTERM, _preempted)
+    group = connect()
     config = load(args.gin_file, overrides, root="train")
     trainer: configurables.trainer.Trainer = config.build()
-    with Terminal() as terminal:
+    if not group.first and (args.dump_workload or args.dry_run):
+        return 0
+    with screen_of(group) as terminal:
         if args.dump_workload:
             dump_workload(trainer, args.dump_workload, args.dump_step, terminal)
             return 0

@@ -25,7 +25,7 @@ from .data.sources import check_vocabulary
 from .errors import ConfigError, set_by
 from .graph import Section, SectionGraph
 from .initial_weights import given_weights
-from .meshes import ProcessGroup, devices_wanted, process_group
+from .meshes import devices_wanted, process_group
 from .metrics import TensorBoard
 from .optimizers import AdamW, build_optimizer
 from .plan_table import memory_text, plan_text
@@ -39,8 +39,9 @@ from .runtime.global_batch import Reader
 from .runtime.memory import MemoryUse, memory_use, predict_bucket_bytes, predict_memory
 from .runtime.snapshot import snapshot_shapes
 from .runtime.startup import exercise
+from .runtime.watchdog import Watchdog
 from .schedules import Policy, Wavefront, Workload
-from .terminal import Terminal
+from .terminal import Terminal, screen_of
 from .training import Training
 from .verification import verify_run
 
@@ -320,7 +321,7 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             setup = self.setup()
             group = setup.plan.group
-            screen = terminal if terminal is not None and group.first else stack.enter_context(_screen(group, stack))
+            screen = terminal if terminal is not None and group.first else stack.enter_context(screen_of(group))
             units = self.mean_units(setup.dataset) if group.first else {}
             self._show(setup, units, screen)
             if group.count > 1:
@@ -360,7 +361,8 @@ class Trainer:
             training = Training(run, screen, folder=files, checkpoints=checkpoints, writer=writer, state=state)
             if resumed is not None:
                 training.restore(resumed.commit)
-            training.fit()
+            with Watchdog(group, run.engine.standing):
+                training.fit()
         return run
 
     def _check_processes(self, verify_step: bool) -> None:
@@ -407,11 +409,6 @@ class Trainer:
     def reader(self, plan: Plan, dataset: Dataset) -> Reader:
         """Reads the samples of steps; `on_bad_sample` says what is made of bad ones."""
         return Reader(plan, dataset.specs, skip=self.on_bad_sample == "skip")
-
-
-def _screen(group: ProcessGroup, stack: contextlib.ExitStack) -> Terminal:
-    """The screen of the first process; the others say nothing."""
-    return Terminal() if group.first else Terminal(stack.enter_context(open(os.devnull, "w", encoding="utf-8")), interactive=False)
 
 
 def keep_programs(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint import Checkpoints, Commit
@@ -184,6 +185,14 @@ class Training:
         samples = [sample.id for sample in result.report.prepared.samples]
         self._skips.add(result.step, applied=applied, causes=causes, samples=samples)
 
+    def _save_weights(self, folder: Path) -> list[Path]:
+        """Writes final weights; of several processes, the first one reads those of the others from the last checkpoint."""
+        checkpoints = self._checkpoints
+        if self.run.group.count == 1 or checkpoints is None:
+            return self.run.save(folder)
+        newest = checkpoints.commits()[:1]
+        return self.run.save(folder, lambda section: checkpoints.parameters(newest[0], section)) if newest else []
+
     def _first_line(self) -> str:
         trainer, step = self.trainer, self.run.step
         where = f", run folder {self._folder.path}" if self._folder is not None else ""
@@ -210,7 +219,7 @@ class Training:
             kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(run.skipped_samples.items()))
             lines.append(f"{run.skipped_samples.total()} samples were skipped: {kinds} (explained in docs/errors.md)")
         if self._folder is not None:
-            saved = run.save(self._folder.path / "weights") if run.step else []
+            saved = self._save_weights(self._folder.path / "weights") if run.step else []
             lines += [f"weights: {path}" for path in saved]
             if self._checkpoints is not None and self._saved_step is not None:
                 lines.append(f"checkpoint: step {self._saved_step}; the same command goes on from there")

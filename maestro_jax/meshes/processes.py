@@ -50,6 +50,7 @@ class ProcessGroup:
     def __init__(self, index: int, count: int, client: Any = None, address: str = LOOPBACK) -> None:
         self.index, self.count, self._client, self._address = index, count, client, address
         self._calls: collections.Counter[str] = collections.Counter()
+        self.waiting = ""
 
     @functools.cached_property
     def transport(self) -> Transport | None:
@@ -81,6 +82,7 @@ class ProcessGroup:
             return [value]
         number = self._calls[channel]
         self._calls[channel] += 1
+        self.waiting = f"the other processes ({channel})"
         start, deadline = f"maestro_jax/{channel}/{number}", time.monotonic() + seconds
         mine = json.dumps(value).encode()
         if self.first:
@@ -90,6 +92,7 @@ class ProcessGroup:
         else:
             self._client.key_value_set_bytes(f"{start}/{self.index}", mine)
             whole = self._get(f"{start}/all", 0, channel, deadline)
+        self.waiting = ""
         # Who takes part in this call has read what was said in the one before the last.
         if number >= 2:
             self._client.key_value_delete(f"maestro_jax/{channel}/{number - 2}/{'all' if self.first else self.index}")
@@ -140,6 +143,19 @@ class ProcessGroup:
         if told is not None:
             raise problem or error_of(told)
         return found
+
+    def say(self, name: str, text: str) -> None:
+        """Leaves a text where the others can read it, in the place of the one before; asks nobody to read it."""
+        self._client.key_value_set(f"maestro_jax/said/{name}/{self.index}", text, allow_overwrite=True)
+
+    def heard(self, name: str, process: int) -> str:
+        """Returns what a process said last under a name; empty when it has said nothing."""
+        try:
+            return self._client.key_value_try_get(f"maestro_jax/said/{name}/{process}")
+        except jax.errors.JaxRuntimeError as error:
+            if "NOT_FOUND" not in str(error):
+                raise
+            return ""
 
     def _get(self, key: str, process: int, channel: str, deadline: float) -> bytes:
         while True:

@@ -23,6 +23,7 @@ from .checks import explain_mismatch, refuse_deleted
 from .compile import Compiled
 from .feeds import Micro, Slot, Window
 from .state import SectionState
+from .watchdog import Standing
 
 Slots = dict[str, list[tuple[jax.Array, ...]]]
 
@@ -46,8 +47,9 @@ class Saved:
 class InFlight:
     """Bounds the tasks that a replica has been given and has not finished, over steps."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, standing: Standing) -> None:
+        self.limit, self._standing = limit, standing
+        standing.unfinished = self.unfinished
         self._markers: dict[tuple[str, int], collections.deque[jax.Array]] = collections.defaultdict(collections.deque)
 
     def add(self, section: str, replica: int, marker: jax.Array) -> None:
@@ -55,7 +57,13 @@ class InFlight:
         queue = self._markers[section, replica]
         queue.append(marker)
         if len(queue) > self.limit:
+            self._standing.waiting = f"the oldest task of {section} replica {replica}"
             queue.popleft().block_until_ready()
+            self._standing.waiting = ""
+
+    def unfinished(self) -> dict[tuple[str, int], int]:
+        """(section, replica) -> tasks that were issued and have not ended."""
+        return {key: sum(not _is_ready(marker) for marker in list(queue)) for key, queue in list(self._markers.items())}
 
 
 class Dispatcher:
@@ -71,9 +79,10 @@ class Dispatcher:
         in_flight: InFlight,
         debug: bool,
         number: int,
+        standing: Standing,
     ) -> None:
         """Takes what lasts for a run, and its own number in it; `debug` checks every argument before a call."""
-        self.debug, self.number = debug, number
+        self.debug, self.number, self.standing = debug, number, standing
         self.compiled, self.plan, self.states, self.zeros, self.in_flight = compiled, compiled.plan, states, zeros, in_flight
 
     def issue(self, window: Window, sums: Mapping[tuple[str, int], dict[str, jax.Array]] | None = None) -> Iterator[int]:
@@ -122,6 +131,7 @@ class Dispatcher:
     def start(self, task: Task) -> int:
         """Issues a task; returns its scheduled end."""
         if task.kind != "update" and self.plan.is_local(task.section, task.replica):
+            self.standing.start(task)
             marker: jax.Array = getattr(self, "_" + task.kind)(task)
             self.in_flight.add(task.section, task.replica, marker)
             self.latest = marker
@@ -243,6 +253,10 @@ class Dispatcher:
 
     def _wire(self, slot: Slot, producer: Micro, consumer: Micro) -> Any:
         return self.plan.edges[slot.label].wires[self.replica_of[producer], self.replica_of[consumer]]
+
+
+def _is_ready(array: Any) -> bool:
+    return array.is_ready()
 
 
 def _of_slot(sent: Mapping[str, Any] | None, slot: Slot) -> tuple[jax.Array, ...] | None:

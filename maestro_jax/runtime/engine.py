@@ -24,6 +24,7 @@ from .plan import Plan
 from .snapshot import Snapshot, flat, optimizer_of, take_snapshot
 from .state import Arrays, SectionState, initial_values, make_states, zeros
 from .update import make_shares
+from .watchdog import Standing
 
 DEFAULT_IN_FLIGHT = 8
 
@@ -142,7 +143,8 @@ class Engine:
             values = {n: {**flat(trained), **flat(frozen)} for n, (trained, frozen) in parts.items()}
             optimizers = {n: optimizer_of(saved.trained[n], compiled.optimizer_states[n]) for n in compiled.trained if n in self.plan.local}
             self.states = make_states(compiled, values, optimizers)
-        self.in_flight = InFlight(in_flight)
+        self.standing = Standing()
+        self.in_flight = InFlight(in_flight, self.standing)
         self.zeros = _zero_slots(compiled)
         self.last_tasks: list[Task] = []
 
@@ -223,7 +225,7 @@ class Engine:
         return take_snapshot(self.states, tuple(n for n in self.compiled.trained if n in self.states))
 
     def _dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.compiled, self.states, self.zeros, self.in_flight, self.debug, self.next_number())
+        return Dispatcher(self.compiled, self.states, self.zeros, self.in_flight, self.debug, self.next_number(), self.standing)
 
     def next_number(self) -> int:
         """Numbers windows and updates, for the names of transfers; all processes run the same ones in the same order."""

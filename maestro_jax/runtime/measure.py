@@ -39,7 +39,9 @@ class Stopwatch(Dispatcher):
     """A dispatcher that waits for each task and notes what it took."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.compiled, engine.states, engine.zeros, engine.in_flight, engine.debug, engine.next_number())
+        super().__init__(
+            engine.compiled, engine.states, engine.zeros, engine.in_flight, engine.debug, engine.next_number(), engine.standing
+        )
         self.measured: list[Measured] = []
 
     def start(self, task: Task) -> int:

@@ -1,0 +1,180 @@
+"""Ends a run of several processes when one of them stands still, and says in every process what it waits for.
+
+A process that is stuck or stopped hangs all others for ever, in silence (https://github.com/jax-ml/jax/issues/38503). So each tells the
+first one every second that it lives and how far it is; the first one ends the run when one says nothing, or gets no further, and the others
+end when it says so, or says nothing itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from ..meshes import ProcessGroup
+from ..schedules import Task
+
+SILENT_SECONDS = 20.0
+"""After how long without a word a process counts as stopped."""
+
+LATE_FACTOR, LATE_SECONDS, FIRST_SECONDS = 20, 60.0, 600.0
+"""A run stands still when no task was issued and no step ended for so many times its slowest step, and at least so long; at its beginning,
+when programs run for the first time and the data is opened, for longer."""
+
+EXIT_CODE = 70
+_BEAT_SECONDS = 1.0
+
+
+@dataclasses.dataclass
+class Standing:
+    """Where a process stands, for people: what it issued last on each replica, and what it waits for.
+
+    Args:
+        steps: steps that have ended.
+        issued: (section, replica) -> the task that was issued last.
+        waiting: what the dispatching thread waits for; empty when it does not.
+        unfinished: returns (section, replica) -> tasks that were issued and have not ended.
+    """
+
+    steps: int = 0
+    issued: dict[tuple[str, int], Task] = dataclasses.field(default_factory=dict)
+    waiting: str = ""
+    unfinished: Callable[[], dict[tuple[str, int], int]] = dict
+    moved: float = dataclasses.field(default_factory=time.monotonic)
+    slowest: float = 0.0
+    _step_began: float = dataclasses.field(default_factory=time.monotonic)
+
+    def start(self, task: Task) -> None:
+        """Notes that a task is issued."""
+        self.issued[task.section, task.replica] = task
+        self.moved = time.monotonic()
+
+    def step_ended(self) -> None:
+        """Notes that a step has ended on this process's devices."""
+        now = time.monotonic()
+        if self.steps:
+            self.slowest = max(self.slowest, now - self._step_began)
+        self.steps, self.moved, self._step_began = self.steps + 1, now, now
+
+    @property
+    def still(self) -> float:
+        """Seconds beyond the limit for which nothing has moved; negative while all is well."""
+        limit = max(LATE_SECONDS, LATE_FACTOR * self.slowest) if self.steps > 1 else FIRST_SECONDS
+        return time.monotonic() - self.moved - limit
+
+    def describe(self) -> str:
+        """Several lines."""
+        lines = [f"{self.steps} steps have ended; waits for {self.waiting or 'nothing'}"]
+        unfinished = self.unfinished()
+        for (section, replica), task in sorted(self.issued.items()):
+            what = f"last issued {task.kind} of step {task.step} in its window, {len(task.items)} items, bucket {task.bucket}"
+            lines.append(f"  {section} replica {replica}: {what}; {unfinished.get((section, replica), 0)} unfinished")
+        return "\n".join(lines)
+
+
+class Watchdog:
+    """Watches over a run while it is open.
+
+    Args:
+        group: the processes.
+        standing: of this one.
+        end: what ends this process; by default at once, because whatever hangs cannot be asked.
+    """
+
+    def __init__(self, group: ProcessGroup, standing: Standing, end: Callable[[int], Any] = os._exit) -> None:
+        self._group, self._standing, self._end = group, standing, end
+        self._closed = threading.Event()
+        self._pipe: tuple[int, int] = (-1, -1)
+        self._before: Any = None
+        self._heard: dict[int, tuple[str, float]] = {}
+        self._answered = time.monotonic()
+        self._threads = [threading.Thread(target=work, name="watchdog", daemon=True) for work in (self._talk, self._watch, self._show)]
+
+    def __enter__(self) -> Watchdog:
+        self._listen()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._closed.set()
+        for thread in self._threads:
+            thread.join(2 * _BEAT_SECONDS)
+        if self._before is not None:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGUSR1, self._before)
+        for descriptor in self._pipe:
+            os.close(descriptor)
+
+    def _listen(self) -> None:
+        """Takes SIGUSR1. The system writes into a pipe when it comes: the main thread may be inside a call that does not return."""
+        self._pipe, self._before = os.pipe(), None
+        for descriptor in self._pipe:
+            os.set_blocking(descriptor, False)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        other = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        if other != -1:
+            # A notebook's event loop has it.
+            signal.set_wakeup_fd(other)
+            return
+        self._before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+
+    def _talk(self) -> None:
+        """Says that this process lives, and reads what the others say; a call may hang when the first process does."""
+        number = 0
+        while not self._closed.wait(_BEAT_SECONDS) and self._group.count > 1:
+            number += 1
+            late = self._standing.describe() if self._standing.still > 0 else ""
+            self._group.say("alive", json.dumps([number, late]))
+            for process in range(1, self._group.count) if self._group.first else (0,):
+                told = self._group.heard("alive", process)
+                if told != self._heard.get(process, ("", 0.0))[0]:
+                    self._heard[process] = told, time.monotonic()
+            verdict = self._group.heard("verdict", 0)
+            self._answered = time.monotonic()
+            if verdict:
+                self._stop(verdict)
+
+    def _watch(self) -> None:
+        """Judges by what was heard."""
+        begun = time.monotonic()
+        while not self._closed.wait(_BEAT_SECONDS) and self._group.count > 1:
+            now = time.monotonic()
+            if now - self._answered > SILENT_SECONDS:
+                self._stop(f"process 0 has said nothing for {SILENT_SECONDS:.0f} s")
+            for process in range(1, self._group.count) if self._group.first else ():
+                told, at = self._heard.get(process, ("", begun))
+                if now - at > SILENT_SECONDS:
+                    self._judge(f"process {process} has said nothing for {SILENT_SECONDS:.0f} s")
+                elif told and json.loads(told)[1]:
+                    self._judge(f"process {process} gets no further: {json.loads(told)[1]}")
+            if self._group.first and self._standing.still > 0:
+                self._judge(f"process 0 gets no further: {self._standing.describe()}")
+
+    def _judge(self, text: str) -> None:
+        """The first process tells all, and gives them time to say what they wait for."""
+        self._group.say("verdict", text)
+        self._stop(text)
+
+    def _stop(self, text: str) -> None:
+        if self._closed.is_set():
+            return
+        print(f"watchdog: {text}\nprocess {self._group.index} stands here: {self._standing.describe()}", file=sys.stderr, flush=True)
+        time.sleep(3 * _BEAT_SECONDS if self._group.first else 0)
+        self._end(EXIT_CODE)
+
+    def _show(self) -> None:
+        """Prints where this process stands whenever SIGUSR1 comes."""
+        while not self._closed.is_set():
+            ready, _, _ = select.select([self._pipe[0]], [], [], _BEAT_SECONDS)
+            if ready and signal.SIGUSR1 in os.read(self._pipe[0], 4096):
+                print(f"process {self._group.index} stands here: {self._standing.describe()}", file=sys.stderr, flush=True)

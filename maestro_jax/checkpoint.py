@@ -1,40 +1,45 @@
-"""Checkpoints on disk: written in the background by all processes, committed by one manifest, verified before they are used.
+"""Checkpoints on disk: each process writes what it owns in the background; a manifest commits them, and is verified before they are used.
 
-`FOLDER/00000400/` holds the trained sections, in a file for each section and process (`maestro_jax.pieces`), and `FOLDER/frozen/` what is
-never updated, written once. A folder counts from the moment when its `manifest.json` has been renamed into place, which the first process
-does when every process has told that its files are on the disk; it names every file with its size and SHA-256, so that half a folder, a
-missing file or a flipped bit is seen before anything is read. Older checkpoints, and what a killed run left of one, are removed only
-after that.
+`FOLDER/00000400/SECTION/00003.safetensors` holds what process 3 owns of a trained section (see `pieces.py`), and `FOLDER/frozen/` what is
+never updated, written once. One process and many write the same format, and any number of processes reads it onto any plan. A folder counts
+from the moment when its `manifest.json` has been renamed into place, by the first process, after all have told it what they wrote; it names
+every file with its size and SHA-256, so that half a folder, a missing file or a flipped bit is seen before anything is read. Older
+checkpoints, and what a killed run left of one, are removed only after that.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
 
-from .errors import CheckpointError, error_of
-from .manifest import MANIFEST, damage, finished, read_manifest, write_manifest
-from .meshes import ProcessGroup
-from .pieces import HostArray, Pieces, file_name, on_host, write_pieces
-from .runtime.snapshot import Snapshot, flat
+from .errors import CheckpointError, MaestroError, error_of
+from .manifest import MANIFEST, damage, read_manifest, to_disk, write_manifest
+from .meshes.processes import ProcessGroup
+from .pieces import SUFFIX, Piece, StoredTree, to_host, write_pieces
+from .runtime.snapshot import Snapshot
 
 FROZEN = "frozen"
+READ, WRITE = "checkpoints", "checkpoint writer"
+"""Channels of the thread that trains, and of the one that writes."""
+SECONDS = 3600.0
+"""How long a process waits for what others write, read and hash; one that stopped is found earlier by the watchdog."""
+
 _STEP = re.compile(r"\d{8}")
 
-_Begun = tuple[Path, dict[str, dict[str, HostArray]], dict[str, Any]]
-"""A folder that is being written, what this process writes of each section, and what its manifest will say besides files."""
+TRAINED = "parameters/"
+"""Where the parameters of a trained section begin, beside its optimizer state."""
+LINES = 12
+"""Most lines of what is missing that an error shows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,12 +64,15 @@ class Commit:
 class Checkpoints:
     """The checkpoints of one run.
 
+    All its processes save, wait, restore and close together. What looks at the folder alone (`commits`, `best`, `unreadable`, `problem`,
+    `disown_newer`, `read_parameters`) is for any process, which tells the others what they must agree on.
+
     Args:
-        folder: where they lie; made with the first one.
+        folder: where they lie, on a file system that all processes share; made with the first one.
         keep: how many of the newest ones stay.
         keep_best: held-out objective ("section/objective", lower is better) whose best checkpoint stays besides; None keeps none.
         set_by: where the folder was set, for error texts.
-        group: the processes of the run, which see the same folder; all of them save, restore, wait and close together.
+        group: the processes of the run.
     """
 
     def __init__(
@@ -76,11 +84,13 @@ class Checkpoints:
         set_by: str = "the calling program: Checkpoints.folder",
         group: ProcessGroup | None = None,
     ) -> None:
+        # Absolute, so that a program may change its working folder.
         self.folder, self.keep, self.keep_best, self._set_by = Path(folder).absolute(), keep, keep_best, set_by
-        self._group = group if group is not None else ProcessGroup(0, 1)
+        self._group = group or ProcessGroup(0, 1)
         # One thread: commits happen in the order of the saves, beside training.
         self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
+        self._frozen_written = False
 
     def commits(self) -> list[Commit]:
         """All complete checkpoints, the newest first; their files are not verified (see `problem`)."""
@@ -130,32 +140,27 @@ class Checkpoints:
 
         Args:
             step: steps that were trained.
-            snapshot: the arrays, which may be donated as soon as this returns.
-            state: JSON values.
+            snapshot: the arrays, which may be donated as soon as this returns; of sections that have devices of this process.
+            state: JSON values, the same in every process. Where "signature" is among them (see `Snapshot.signature`), the checkpoint
+                becomes complete only with every array that it names.
             heldout: an evaluation on held-out data at this very step; None where none was made.
 
         Raises:
-            CheckpointError: this one, or the one before it, cannot be written.
+            CheckpointError: this one, or the one before it, cannot be written, in any process.
+            ClusterError: another process saves another step.
         """
         self.wait()
-        path = self.folder / f"{step:08d}"
-        frozen = any(self._group.all_gather("checkpoint frozen", bool(snapshot.frozen)))
-        body = {"step": step, "state": dict(state), "heldout": dict(heldout or {}), "frozen": frozen}
-        anew = frozen and any(self._group.all_gather("checkpoint anew", read_manifest(self.folder / FROZEN) is None))
-        parts = [(self.folder / FROZEN, snapshot.frozen, {})] * anew + [(path, snapshot.trained, body)]
-        self._group.lead("checkpoint folders", lambda: self._begin(step, [folder for folder, _, _ in parts]))
-        begun = [(folder, {name: on_host(flat(tree)) for name, tree in sections.items()}, told) for folder, sections, told in parts]
-        self._pending = self._thread.submit(self._commit, step, begun)
-
-    def _begin(self, step: int, folders: Sequence[Path]) -> None:
-        """Makes empty folders, in the place of those that a killed run left or that are damaged."""
+        self._group.agreed("checkpoint step", step, "the step of a checkpoint")
+        name, frozen = f"{step:08d}", self._frozen_due(snapshot)
+        trees = {f"{name}/{section}": tree for section, tree in snapshot.trained.items()}
+        trees |= {f"{FROZEN}/{section}": tree for section, tree in snapshot.frozen.items()} if frozen else {}
+        held: dict[str, list[Piece]] | Exception
         try:
-            for folder in folders:
-                _remove(folder)
-                folder.mkdir(parents=True)
-        except OSError as error:
-            self._give_up(folders)
-            raise self._cannot_write(f"the checkpoint of step {step} cannot be written.", error) from error
+            held = to_host(trees)
+        except Exception as error:  # JAX raises what it likes; the other processes, which go on, are told by the thread
+            held = error
+        body = {"step": step, "state": dict(state), "heldout": dict(heldout or {}), "frozen": bool(snapshot.frozen)}
+        self._pending = self._thread.submit(self._commit, [FROZEN, name] if frozen else [name], held, body)
 
     def wait(self) -> None:
         """Waits until the checkpoint that is being written is complete.
@@ -175,125 +180,245 @@ class Checkpoints:
             self._thread.shutdown()
 
     def restore(self, commit: Commit, shapes: Snapshot) -> Snapshot:
-        """Reads a checkpoint into shapes and shardings of any plan of the same graph.
+        """Reads a checkpoint into shapes and shardings of any plan of the same graph, on any number of processes.
 
         Args:
             commit: which one; verified with `problem` before.
             shapes: what is wanted, as `snapshot_shapes` returns it.
 
-        Raises:
-            CheckpointError: it cannot be read.
-        """
-        with self._reading(commit):
-            trained = {name: _placed(_pieces(commit.path, name), tree) for name, tree in shapes.trained.items()}
-            frozen = {name: _placed(_pieces(self.folder / FROZEN, name), tree) for name, tree in shapes.frozen.items()}
-            return Snapshot(trained=trained, frozen=frozen)
+        Returns:
+            The sections that have devices of this process.
 
-    def parameters(self, commit: Commit, section: str) -> dict[str, np.ndarray]:
-        """Reads the parameters of a section to the host, those that are never updated too, whichever processes have them on devices.
+        Raises:
+            CheckpointError: it cannot be read, in any process.
+        """
+        found = Snapshot(trained={}, frozen={})
+
+        def read() -> None:
+            nonlocal found
+            frozen = self._read(self.folder / FROZEN, shapes.frozen) if shapes.frozen else {}
+            found = Snapshot(trained=self._read(commit.path, shapes.trained), frozen=frozen)
+
+        self._together(READ, read, lambda error: self._cannot_read(commit, error))
+        return found
+
+    def read_parameters(self, commit: Commit, section: str) -> dict[str, np.ndarray]:
+        """Reads all parameters of a section to the host of this process, whoever owns them; other processes need not call it.
 
         Args:
             commit: the checkpoint.
-            section: a trained one.
+            section: its name.
+
+        Returns:
+            Path -> array: master copies of what is trained, and what is frozen.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointError: they cannot be read, or there are none.
         """
-        with self._reading(commit):
-            start, trained = "parameters/", _pieces(commit.path, section)
-            found = {name.removeprefix(start): trained.read(name) for name in trained.shapes if name.startswith(start)}
+        found: dict[str, np.ndarray] = {}
+        try:
+            with self._stored(commit.path, section) as stored:
+                found |= {path.removeprefix(TRAINED): stored.read(path) for path in stored.arrays if path.startswith(TRAINED)}
             if commit.frozen:
-                frozen = _pieces(self.folder / FROZEN, section)
-                found |= {name: frozen.read(name) for name in frozen.shapes}
-            return found
+                with self._stored(self.folder / FROZEN, section) as stored:
+                    found |= {path: stored.read(path) for path in stored.arrays}
+            if not found:
+                raise ValueError(f"no parameters of {section!r} are stored")
+        except Exception as error:  # the library's own, and the system's
+            raise self._cannot_read(commit, error) from error
+        return found
 
-    @contextlib.contextmanager
-    def _reading(self, commit: Commit) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise CheckpointError(
-                f"the checkpoint of step {commit.step} cannot be read.",
-                wanted="a checkpoint as this version writes it",
-                have=f"{type(error).__name__}: {error} ({commit.path})",
-                fix="take an earlier checkpoint (move this folder away), or begin anew with --restart",
-                anchor="checkpoint-unreadable",
-                set_by=self._set_by,
-            ) from error
+    def _frozen_due(self, snapshot: Snapshot) -> bool:
+        """Whether what is never updated has to be written with the next checkpoint: the first process looks, all are told."""
+        if not self._frozen_written:
+            told = self._group.all_gather(READ, [bool(snapshot.frozen), read_manifest(self.folder / FROZEN) is not None])
+            self._frozen_written = told[0][1]
+            return any(frozen for frozen, _ in told) and not self._frozen_written
+        return False
 
-    def _commit(self, step: int, begun: Sequence[_Begun]) -> None:
-        """Writes this process's files; when all have written theirs, the first one commits, and removes what is no longer kept."""
-        what = f"the checkpoint of step {step} cannot be written."
-        problem, files = None, {}
-        try:
-            files = {folder.name: self._write(folder, sections) for folder, sections, _ in begun}
-        except Exception as error:  # told to the other processes, and raised in all
-            problem = self._cannot_write(what, error)
-        told = self._group.all_gather("checkpoint files", {"files": files, "problem": problem.to_json() if problem else None})
-        problem = problem or next((error_of(other["problem"]) for other in told if other["problem"]), None)
+    def _commit(self, folders: list[str], held: dict[str, list[Piece]] | Exception, body: Mapping[str, Any]) -> None:
+        """Writes, commits, and then removes what is no longer kept; one stage begins when all processes have ended the one before."""
+
+        def prepare() -> None:
+            if isinstance(held, Exception):
+                raise held
+            for name in folders if self._group.first else ():
+                # In the place of one that a killed run left, or that is damaged.
+                _remove(self.folder / name)
+                (self.folder / name).mkdir(parents=True)
+
+        def write() -> dict[str, Any]:
+            return {"frozen": body["frozen"], "files": {} if isinstance(held, Exception) else self._write(held)}
 
         def commit() -> None:
-            if problem is not None:
-                self._give_up([folder for folder, _, _ in begun])
-                raise problem
-            try:
-                for folder, _, body in begun:
-                    write_manifest(folder, body, {name: mark for other in told for name, mark in other["files"][folder.name].items()})
-                self._prune()
-            except OSError as error:
-                self._give_up([folder for folder, _, _ in begun])
-                raise self._cannot_write(what, error) from error
+            whole = {**body, "frozen": any(each["frozen"] for each in written)}
+            files = {name: fingerprint for each in written for name, fingerprint in sorted(each["files"].items())}
+            for name in folders:
+                self._commit_folder(name, files, {} if name == FROZEN else whole, body["state"].get("signature"))
 
-        self._group.lead("checkpoint commit", commit)
+        def failed(error: Exception) -> CheckpointError:
+            return self._cannot_write(f"the checkpoint of step {body['step']} cannot be written.", error)
 
-    def _write(self, folder: Path, sections: Mapping[str, Mapping[str, HostArray]]) -> dict[str, Any]:
-        """Writes what this process owns of each section, and returns what the manifest says of its files."""
-        marks = {}
-        for name, arrays in sections.items():
-            path = folder / file_name(name, self._group.index)
-            write_pieces(path, arrays)
-            marks[path.name] = finished(path)
-        return marks
+        try:
+            self._together(WRITE, prepare, failed)
+            written = self._together(WRITE, write, failed)
+            self._first(WRITE, commit, failed)
+            self._frozen_written |= FROZEN in folders
+            self._first(WRITE, self._prune, failed)
+        except CheckpointError:
+            if self._group.first:
+                # All have ended what they were at. On a full disk, what was written would take the room of the next one.
+                for name in folders:
+                    if not (self.folder / name / MANIFEST).exists():
+                        _remove(self.folder / name)
+            raise
+
+    def _write(self, held: dict[str, list[Piece]]) -> dict[str, Any]:
+        """Writes the pieces of this process; returns file -> size and SHA-256."""
+        files = {}
+        for name in list(held):
+            # Host memory is given back section by section.
+            pieces = held.pop(name)
+            if pieces:
+                folder, file = self.folder / name, f"{self._group.index:05d}{SUFFIX}"
+                folder.mkdir(exist_ok=True)
+                files[f"{name}/{file}"] = write_pieces(folder / file, pieces)
+                to_disk(folder)
+        return files
+
+    def _commit_folder(self, name: str, files: Mapping[str, Any], body: Mapping[str, Any], signature: Any) -> None:
+        """Commits a folder when every array is in it, in the files that the processes told of."""
+        path, start = self.folder / name, f"{name}/"
+        files = {file.removeprefix(start): fingerprint for file, fingerprint in files.items() if file.startswith(start)}
+        for file, fingerprint in files.items():
+            if not (path / file).is_file() or (path / file).stat().st_size != fingerprint["bytes"]:
+                raise self._not_shared(path / file)
+        missing = _missing(path, files, signature or {}, name == FROZEN)
+        if missing:
+            raise self._incomplete(path, missing)
+        write_manifest(path, {**body, "files": files})
 
     def _prune(self) -> None:
         kept = {commit.path for commit in self.commits()[: self.keep]}
         best = self.best()
         if best is not None:
             kept.add(best[1].path)
-        for path in self.folder.iterdir():
-            if _STEP.fullmatch(path.name) and path not in kept:
+        for path in self._folders():
+            if path not in kept:
                 _remove(path)
 
-    def _give_up(self, folders: Sequence[Path]) -> None:
-        """Removes what was written of a checkpoint that did not become complete: on a full disk it would take the room of the next."""
-        for folder in folders:
-            if not (folder / MANIFEST).exists():
-                _remove(folder)
+    def _read(self, path: Path, shapes: Mapping[str, Any]) -> dict[str, Any]:
+        found = {}
+        for section, tree in shapes.items():
+            leaves = jax.tree.leaves(tree)
+            if not leaves or any(leaf.sharding.addressable_devices for leaf in leaves):
+                with self._stored(path, section) as stored:
+                    # Waited for here, so that what fails on a device is told as an error of this checkpoint, in all processes.
+                    found[section] = jax.block_until_ready(stored.restore(tree))
+        return found
+
+    def _stored(self, path: Path, section: str) -> StoredTree:
+        manifest = read_manifest(path)
+        if manifest is None:
+            raise ValueError(f"{path.name}/{MANIFEST} is missing or damaged")
+        return StoredTree(path / file for file in manifest["files"] if file.startswith(f"{section}/"))
+
+    def _first(self, channel: str, action: Callable[[], Any], failed: Callable[[Exception], MaestroError]) -> None:
+        """Lets the first process do something for all, and raises in all what it raises."""
+        self._together(channel, lambda: action() if self._group.first else None, failed)
+
+    def _together(self, channel: str, action: Callable[[], Any], failed: Callable[[Exception], MaestroError]) -> list[Any]:
+        """Does something in every process, and tells all what each one returned; raises in all what was raised in any."""
+        result, problem, cause = None, None, None
+        try:
+            result = action()
+        except MaestroError as error:
+            problem = error
+        except Exception as error:  # whatever file systems, JAX and safetensors raise: the other processes must not wait
+            problem, cause = failed(error), error
+        told = self._group.all_gather(channel, {"result": result, "problem": problem and problem.to_json()}, SECONDS)
+        if problem is not None:
+            raise problem from cause
+        for each in told:
+            if each["problem"]:
+                raise error_of(each["problem"])
+        return [each["result"] for each in told]
+
+    def _who(self, error: Exception) -> str:
+        where = f"process {self._group.index}: " if self._group.count > 1 else ""
+        return f"{where}{type(error).__name__}: {error}"
+
+    def _last_good(self) -> str:
+        earlier = self.commits()
+        return f"last good checkpoint: {earlier[0].step if earlier else 'none'}"
 
     def _cannot_write(self, what: str, error: Exception) -> CheckpointError:
-        earlier = [commit.step for commit in self.commits()]
         return CheckpointError(
             what,
             wanted="a folder that can be written, with room for parameters and optimizer state",
-            have=f"{type(error).__name__}: {error} ({self.folder}; last good checkpoint: {earlier[0] if earlier else 'none'})",
+            have=f"{self._who(error)} ({self.folder}; {self._last_good()})",
             fix="make room or change permissions, and run the same command again: it goes on from the last good checkpoint",
             anchor="checkpoint-unwritable",
             set_by=self._set_by,
         )
+
+    def _cannot_read(self, commit: Commit, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"the checkpoint of step {commit.step} cannot be read.",
+            wanted="a checkpoint as this version writes it",
+            have=f"{self._who(error)} ({commit.path})",
+            fix="take an earlier checkpoint (move this folder away), or begin anew with --restart",
+            anchor="checkpoint-unreadable",
+            set_by=self._set_by,
+        )
+
+    def _not_shared(self, path: Path) -> CheckpointError:
+        return CheckpointError(
+            f"the first process does not see what process {int(path.stem)} wrote.",
+            wanted="a run folder on a file system that all processes share",
+            have=f"{path} is not there, or is of another size; {self._last_good()}",
+            fix="put the run folder (--workdir) on a shared file system",
+            anchor="checkpoint-not-shared",
+            set_by=self._set_by,
+        )
+
+    def _incomplete(self, path: Path, missing: list[str]) -> CheckpointError:
+        more = [f"and {len(missing) - LINES} more"] if len(missing) > LINES else []
+        return CheckpointError(
+            f"the checkpoint in {path.name!r} would not be complete.",
+            wanted="every parameter and all optimizer state, each written by one of the processes that own it",
+            have="\n".join([*missing[:LINES], *more, self._last_good()]),
+            fix="save the same step in every process, with all sections that it has devices of",
+            anchor="checkpoint-incomplete",
+            set_by=self._set_by,
+        )
+
+
+def _missing(folder: Path, files: Iterable[str], signature: Mapping[str, Mapping[str, str]], frozen: bool) -> list[str]:
+    """What is not as it should be in the files of a folder, before it is committed."""
+    start = "frozen/"
+    by_section: dict[str, list[Path]] = {name: [] for name in signature}
+    for file in files:
+        by_section.setdefault(file.partition("/")[0], []).append(folder / file)
+    lines = []
+    for section, paths in sorted(by_section.items()):
+        wanted = {p.removeprefix(start): form for p, form in signature.get(section, {}).items() if p.startswith(start) == frozen}
+        try:
+            with StoredTree(paths) as stored:
+                have = stored.arrays
+        except ValueError as error:
+            lines.append(f"{section}: {error}")
+            continue
+        for path, form in wanted.items():
+            whole = have.get(path)
+            if whole is None:
+                lines.append(f"{section}: {path} was written by no process")
+            elif whole.keys is None and form not in (f"{whole.dtype}{list(whole.shape)}", str(list(whole.shape))):
+                lines.append(f"{section}: {path} was written as {whole.dtype}{list(whole.shape)}, and is {form}")
+    return lines
 
 
 def _remove(path: Path) -> None:
     # Without its manifest, a folder that is only half removed does not count.
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
-
-
-def _pieces(folder: Path, section: str) -> Pieces:
-    """The arrays of a section in a committed folder."""
-    body = read_manifest(folder)
-    names = [name for name in (body or {"files": ()})["files"] if name.rsplit(".", 2)[0] == file_name(section, 0).rsplit(".", 2)[0]]
-    return Pieces(folder / name for name in names)
-
-
-def _placed(pieces: Pieces, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    return jax.tree.unflatten(jax.tree.structure(wanted), pieces.place(flat(wanted)).values())

@@ -7,12 +7,13 @@ process, or the one that MAESTRO_INTERFACE names.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import os
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from .errors import ClusterError
 from .meshes import ProcessGroup, process_group
@@ -29,7 +30,8 @@ HEARTBEAT_SECONDS, SHUTDOWN_SECONDS = 45, 30
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 
 
-class Place(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Place:
     """This process among those of a run.
 
     Args:
@@ -96,7 +98,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
             raise _incomplete(f"all of {COORDINATOR}, {COUNT} and {INDEX}", f"only {', '.join(ours)}")
         place = Place(environment[COORDINATOR], _number(environment, COUNT), _number(environment, INDEX))
         if not place.index < place.count or ":" not in place.coordinator:
-            raise _incomplete("a host and port, and a number of this process below that of all", f"{tuple(place)}")
+            raise _incomplete("a host and port, and a number of this process below that of all", repr(place))
         return place if place.count > 1 else None
     if not _in_cluster(environment):
         return None

@@ -13,31 +13,19 @@ from typing import Any
 MANIFEST = "manifest.json"
 
 
-def finished(path: Path) -> dict[str, Any]:
-    """Waits until a file that was written is on the disk.
-
-    Returns:
-        Its size and SHA-256, for the manifest.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    _to_disk(path)
-    return _fingerprint(path)
-
-
-def write_manifest(folder: Path, body: Mapping[str, Any], files: Mapping[str, Any]) -> None:
-    """Commits a folder; all of it is on the disk when this returns, also if the machine stops in the next moment.
+def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
+    """Commits a folder with everything in it; all of it is on the disk when this returns, also if the machine stops in the next moment.
 
     Args:
         folder: its files must be complete.
-        body: more entries, as JSON values.
-        files: name of each file that belongs to it -> what `finished` returned, in whichever process wrote it.
+        body: more entries, as JSON values. Where "files" is among them (file -> size and SHA-256, see `damage`), it names files that
+            are on the disk already; else every file of the folder is read.
 
     Raises:
         OSError: the manifest cannot be written; the folder then does not count.
     """
-    content = {**body, "files": dict(files)}
+    files = body["files"] if "files" in body else {path.relative_to(folder).as_posix(): _settled(path) for path in _files(folder)}
+    content = {**body, "files": files}
     temporary = folder / f".{MANIFEST}.tmp"
     with temporary.open("w", encoding="utf-8") as file:
         json.dump({"sha256": _digest(content), "content": content}, file, indent=1)
@@ -45,9 +33,9 @@ def write_manifest(folder: Path, body: Mapping[str, Any], files: Mapping[str, An
         os.fsync(file.fileno())
     # Names, too, are on the disk only when their folders are; before the rename, so that a manifest never comes before its files.
     for path in [folder.parent, folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        _to_disk(path)
+        to_disk(path)
     os.replace(temporary, folder / MANIFEST)
-    _to_disk(folder)
+    to_disk(folder)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -78,12 +66,21 @@ def damage(folder: Path) -> str | None:
     return None
 
 
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (MANIFEST, f".{MANIFEST}.tmp"))
+
+
+def _settled(path: Path) -> dict[str, Any]:
+    to_disk(path)
+    return _fingerprint(path)
+
+
 def _fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
     """Waits until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .checkpoint import Checkpoints, Commit
+from .checkpoint import SECONDS, Checkpoints, Commit
 from .errors import CheckpointError
 from .meshes import ProcessGroup
 from .run_folder import RunFolder
@@ -65,11 +65,20 @@ def resume(
         CheckpointError: no checkpoint is whole, or it does not fit, or the run is complete and another one is configured now.
     """
     group = plan.group if plan is not None else ProcessGroup(0, 1)
-    chosen = group.lead("resume", lambda: _choose(files, checkpoints, shapes, data, config, steps, note) if files is not None else None)
+
+    def choose() -> _Chosen | None:
+        return _choose(files, checkpoints, shapes, data, config, steps, note) if files is not None else None
+
+    # All files are read and hashed.
+    chosen = group.lead("resume", choose, SECONDS)
     step = group.all_gather("resume step", chosen.commit.step if chosen is not None else None)[0]
     if step is None:
         return None
-    commit = chosen.commit if chosen is not None else next(commit for commit in checkpoints.commits() if commit.step == step)
+    found = [commit for commit in checkpoints.commits() if commit.step == step]
+    seen = group.all_gather("resume seen", bool(found))
+    if not all(seen):
+        raise _not_shared(checkpoints, step, [n for n, sees in enumerate(seen) if not sees])
+    commit = chosen.commit if chosen is not None else found[0]
     snapshot = checkpoints.restore(commit, shapes if plan is None else shapes.only(plan.local))
 
     def go_on() -> None:
@@ -83,6 +92,17 @@ def resume(
 
     group.lead("go on", go_on)
     return Resumed(commit=commit, snapshot=snapshot)
+
+
+def _not_shared(checkpoints: Checkpoints, step: int, processes: Sequence[int]) -> CheckpointError:
+    return CheckpointError(
+        f"processes {list(processes)} do not see the checkpoint of step {step}.",
+        wanted="one run folder that every process sees",
+        have=f"no such checkpoint in {checkpoints.folder} there",
+        fix="put the run folder on a file system that all machines share",
+        anchor="checkpoint-not-shared",
+        set_by="--workdir",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -191,7 +191,7 @@ class Training:
         if self.run.group.count == 1 or checkpoints is None:
             return self.run.save(folder)
         newest = checkpoints.commits()[:1]
-        return self.run.save(folder, lambda section: checkpoints.parameters(newest[0], section)) if newest else []
+        return self.run.save(folder, lambda section: checkpoints.read_parameters(newest[0], section)) if newest else []
 
     def _first_line(self) -> str:
         trainer, step = self.trainer, self.run.step

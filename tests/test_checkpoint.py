@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +23,7 @@ from maestro_jax import checkpoint
 from maestro_jax.checkpoint import FROZEN, Checkpoints
 from maestro_jax.errors import CheckpointError
 from maestro_jax.manifest import MANIFEST, read_manifest
+from maestro_jax.pieces import Piece, Whole, write_pieces
 from maestro_jax.runtime import Engine
 from maestro_jax.runtime.snapshot import Snapshot, flat, snapshot_shapes
 
@@ -189,9 +192,9 @@ def test_nothing_is_removed_before_the_next_is_complete(checkpoints: Checkpoints
     seen: list[list[int]] = []
     write = checkpoint.write_manifest
 
-    def watched(folder: Path, *rest: Any) -> None:
+    def watched(folder: Path, body: Mapping[str, Any]) -> None:
         seen.append(steps(checkpoints))
-        write(folder, *rest)
+        write(folder, body)
 
     monkeypatch.setattr(checkpoint, "write_manifest", watched)
     saved(checkpoints, 3)
@@ -203,8 +206,8 @@ def test_frozen_parameters_are_committed_before_what_needs_them(checkpoints: Che
     order: list[tuple[str, bool]] = []
     write = checkpoint.write_manifest
 
-    def watched(folder: Path, *rest: Any) -> None:
-        write(folder, *rest)
+    def watched(folder: Path, body: Mapping[str, Any]) -> None:
+        write(folder, body)
         order.append((folder.name, read_manifest(checkpoints.folder / FROZEN) is not None))
 
     monkeypatch.setattr(checkpoint, "write_manifest", watched)
@@ -216,9 +219,9 @@ def test_commits_come_in_the_order_of_the_saves(checkpoints: Checkpoints, monkey
     order: list[str] = []
     write = checkpoint.write_manifest
 
-    def slow(folder: Path, *rest: Any) -> None:
+    def slow(folder: Path, body: Mapping[str, Any]) -> None:
         time.sleep(0.05 if folder.name == "00000001" else 0)
-        write(folder, *rest)
+        write(folder, body)
         order.append(folder.name)
 
     monkeypatch.setattr(checkpoint, "write_manifest", slow)
@@ -283,6 +286,96 @@ def test_what_cannot_be_read_into_these_shapes_is_an_error(checkpoints: Checkpoi
     assert caught.value.anchor == "checkpoint-unreadable"
 
 
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(b"{}")
+
+
+def without_last(path: Path) -> None:
+    """A file of the same form, in which one piece is missing."""
+    rewritten(path, lambda pieces: pieces[:-1])
+
+
+def overlapping(path: Path) -> None:
+    """As many numbers as the array has, and one of them twice."""
+    rewritten(path, lambda pieces: [*pieces[:-1], dataclasses.replace(pieces[-1], start=(1,))])
+
+
+def rewritten(path: Path, change: Callable[[list[Piece]], list[Piece]]) -> None:
+    whole = Whole(shape=(4,), dtype="float32")
+    halves = [Piece(path="parameters/w", whole=whole, start=(start,), values=np.ones(2, np.float32)) for start in (0, 2)]
+    write_pieces(path, change(halves))
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (cut, "SafetensorError: "),
+        (overwrite, "SafetensorError: "),
+        (Path.unlink, "FileNotFoundError: "),
+        (without_last, "ValueError: parameters/w: 2 of 4 elements are there"),
+        (overlapping, "ValueError: parameters/w: pieces overlap"),
+    ],
+)
+def test_what_does_not_hold_every_array_once_is_an_error(checkpoints: Checkpoints, harm: Callable[[Path], None], says: str) -> None:
+    saved(checkpoints, 1)
+    [commit] = checkpoints.commits()
+    harm(array_file(commit.path))
+    assert checkpoints.problem(commit) is not None
+    for read in (lambda: checkpoints.restore(commit, shapes(small())), lambda: checkpoints.read_parameters(commit, "a")):
+        with pytest.raises(CheckpointError, match="the checkpoint of step 1 cannot be read") as caught:
+            read()
+        assert caught.value.have.startswith(says)
+
+
+def test_parameters_are_read_without_devices(checkpoints: Checkpoints) -> None:
+    """Those that are trained and those that are not, and no optimizer state."""
+    trained = {"a": {"parameters": {"x": {"w": jnp.full((2, 3), 4.0)}, "b": jnp.bfloat16(2)}, "optimizer": {"0": {"mu": jnp.zeros(3)}}}}
+    checkpoints.save(1, Snapshot(trained=trained, frozen={"a": {"head": jnp.arange(3)}, "teacher": {"w": jnp.ones(1)}}), {})
+    checkpoints.wait()
+    [commit] = checkpoints.commits()
+    want = {"x/w": np.full((2, 3), 4, np.float32), "b": np.asarray(jnp.bfloat16(2)), "head": np.arange(3, dtype=np.int32)}
+    assert same(checkpoints.read_parameters(commit, "a"), want)
+    assert same(checkpoints.read_parameters(commit, "teacher"), {"w": np.ones(1, np.float32)})
+    with pytest.raises(CheckpointError, match="no parameters of 'b' are stored"):
+        checkpoints.read_parameters(commit, "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "form", "says"),
+    [
+        ("b", "parameters/w", "float32[3]", "b: parameters/w was written by no process"),
+        ("a", "optimizer/0/count", "int32[]", "a: optimizer/0/count was written by no process"),
+        ("a", "parameters/w", "float32[4]", "a: parameters/w was written as float32[3], and is float32[4]"),
+        ("teacher", "frozen/v", "[3]", "teacher: v was written by no process"),
+    ],
+)
+def test_what_the_signature_names_must_have_been_written(checkpoints: Checkpoints, name: str, path: str, form: str, says: str) -> None:
+    """Success must not be reported without the data."""
+    signature = small().signature()
+    checkpoints.save(1, small(), {"signature": {**signature, name: {**signature.get(name, {}), path: form}}})
+    with pytest.raises(CheckpointError, match="would not be complete") as caught:
+        checkpoints.wait()
+    assert (caught.value.have.splitlines()[0], caught.value.anchor) == (says, "checkpoint-incomplete")
+    assert steps(checkpoints) == []
+    checkpoints.save(2, small(), {"signature": signature})
+    checkpoints.wait()
+    assert steps(checkpoints) == [2]
+
+
+def test_a_folder_that_the_first_process_does_not_see_is_an_error(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(checkpoints, 1)
+    monkeypatch.setattr(checkpoint, "write_pieces", lambda *_: {"bytes": 1000, "sha256": ""})
+    checkpoints.save(2, small(), {})
+    with pytest.raises(CheckpointError, match="the first process does not see what process 0 wrote") as caught:
+        checkpoints.wait()
+    assert caught.value.anchor == "checkpoint-not-shared"
+    assert names(checkpoints) == ["00000001", FROZEN]
+
+
 def refused(checkpoints: Checkpoints, step: int, snapshot: Snapshot | None = None) -> CheckpointError:
     def save() -> None:
         checkpoints.save(step, snapshot or small(step), {})
@@ -325,14 +418,16 @@ def test_a_disk_that_fills_up_at_the_manifest_is_an_error(checkpoints: Checkpoin
     assert names(checkpoints) == ["00000001", FROZEN]
 
 
-@pytest.mark.parametrize("where", ["the folder", "a file"])
-def test_a_folder_that_cannot_be_written_is_an_error(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+@pytest.mark.parametrize("where", [(Path, "mkdir"), (checkpoint, "to_host"), (checkpoint, "write_pieces")])
+def test_a_folder_that_cannot_be_written_is_an_error(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
+) -> None:
     saved(checkpoints, 1)
 
     def forbidden(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(*((Path, "mkdir", forbidden) if where == "the folder" else (checkpoint, "write_pieces", forbidden)))
+    monkeypatch.setattr(*where, forbidden)
     assert "PermissionError: [Errno 13] Permission denied" in refused(checkpoints, 2).have
     monkeypatch.undo()
     assert checkpoints.problem(checkpoints.commits()[0]) is None

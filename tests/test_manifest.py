@@ -6,16 +6,10 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from maestro_jax.manifest import MANIFEST, damage, finished, read_manifest, write_manifest
-
-
-def marks(path: Path) -> dict[str, Any]:
-    files = [file for file in path.rglob("*") if file.is_file() and MANIFEST not in file.name]
-    return {file.relative_to(path).as_posix(): finished(file) for file in sorted(files)}
+from maestro_jax.manifest import MANIFEST, damage, read_manifest, write_manifest
 
 
 def committed(path: Path) -> Path:
@@ -24,7 +18,7 @@ def committed(path: Path) -> Path:
     (path / "one").write_bytes(b"1" * 100)
     (path / "inside" / "two").write_bytes(b"")
     (path / "inside" / "deep" / "three").write_bytes(bytes(range(256)))
-    write_manifest(path, {"step": 3, "state": {"loss": 0.1, "nothing": None}}, marks(path))
+    write_manifest(path, {"step": 3, "state": {"loss": 0.1, "nothing": None}})
     return path
 
 
@@ -72,7 +66,7 @@ def test_damage_is_named(tmp_path: Path, harm: Callable[[Path], None], says: str
 
 def test_no_byte_of_a_manifest_can_change_unseen(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("1")
-    write_manifest(tmp_path, {"step": 3}, marks(tmp_path))
+    write_manifest(tmp_path, {"step": 3})
     original = read_manifest(tmp_path)
     text = (tmp_path / MANIFEST).read_bytes()
     seen = 0
@@ -106,10 +100,10 @@ def test_a_failed_write_leaves_no_manifest(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="No space left"):
-        write_manifest(tmp_path, {}, marks(tmp_path))
+        write_manifest(tmp_path, {})
     assert read_manifest(tmp_path) is None
     monkeypatch.undo()
-    write_manifest(tmp_path, {"second": "try"}, marks(tmp_path))
+    write_manifest(tmp_path, {"second": "try"})
     content = read_manifest(tmp_path)
     assert content is not None
     assert list(content["files"]) == ["one"]
@@ -138,7 +132,7 @@ def test_files_are_on_the_disk_before_the_manifest_counts(tmp_path: Path, monkey
 
 def test_a_state_of_any_json_values_comes_back(tmp_path: Path) -> None:
     state = {"floats": [0.1, 1e-300, -0.0, 1 / 3], "text": "ü\n\u2028", "deep": {"a": [{"b": True}]}, "large": 2**70}
-    write_manifest(tmp_path, {"state": state}, marks(tmp_path))
+    write_manifest(tmp_path, {"state": state})
     assert json.dumps(json.loads((tmp_path / MANIFEST).read_text())["content"]["state"], sort_keys=True) == json.dumps(
         state, sort_keys=True
     )

@@ -100,7 +100,7 @@ def test_the_newest_checkpoint_is_taken_and_later_records_are_taken_back(run: Pa
 
 def test_a_run_without_a_checkpoint_is_kept_and_the_next_begins(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
-    (run / "checkpoints" / "00000001").mkdir(parents=True)
+    (run / "checkpoints" / "00000001.orbax-checkpoint-tmp").mkdir(parents=True)
     attempt = Attempt(run)
     assert attempt.resume() is None
     assert attempt.notes == ["the folder holds a run without a checkpoint; it is kept in it as previous-N, and this one begins anew"]
@@ -112,7 +112,7 @@ FAULTS: Mapping[str, tuple[Callable[[Path], None], str]] = {
     "a flipped byte": (lambda folder: flip(array_file(folder)), "is not as it was written (size or SHA-256 differs)"),
     "a file cut off": (lambda folder: os.truncate(array_file(folder), 10), "is not as it was written"),
     "a missing file": (lambda folder: array_file(folder).unlink(), "is missing"),
-    "a missing section": (lambda folder: (folder / "student.00000.safetensors").unlink(), "is missing"),
+    "a missing section": (lambda folder: shutil.rmtree(folder / "student"), "is missing"),
     "a flipped byte in the manifest": (
         lambda folder: flip(folder / MANIFEST),
         "a checkpoint is not used: 00000003: its manifest is damaged",

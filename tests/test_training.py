@@ -271,10 +271,10 @@ def failing_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """From the checkpoint of a step on, the disk is full."""
     write: Callable[..., None] = checkpoint.write_manifest
 
-    def full(folder: Path, body: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    def full(folder: Path, body: Mapping[str, Any]) -> None:
         if body.get("step", 0) >= step:
             raise OSError(28, "No space left on device")
-        write(folder, body, files)
+        write(folder, body)
 
     monkeypatch.setattr(checkpoint, "write_manifest", full)
 

@@ -120,12 +120,13 @@ class ProcessGroup:
                 anchor="processes-disagree",
             )
 
-    def lead(self, channel: str, action: Callable[[], T]) -> T | None:
+    def lead(self, channel: str, action: Callable[[], T], seconds: float = WAIT_SECONDS) -> T | None:
         """Lets the first process do something for all, and raises in every process what it raises there.
 
         Args:
             channel: names a sequence of calls.
             action: called in the first process.
+            seconds: how long the others wait for it.
 
         Returns:
             What it returned; None in the other processes.
@@ -139,7 +140,7 @@ class ProcessGroup:
                 found = action()
             except MaestroError as error:
                 problem = error
-        told = self.all_gather(channel, None if problem is None else problem.to_json())[0]
+        told = self.all_gather(channel, None if problem is None else problem.to_json(), seconds)[0]
         if told is not None:
             raise problem or error_of(told)
         return found

@@ -61,6 +61,11 @@ class Sample:
             if not isinstance(found, tuple | list):
                 raise _no_tuple(self.id, stream, found)
 
+    def _repr_html_(self) -> str:
+        from ..drawing.sample import sample_html  # here, because only notebooks draw
+
+        return sample_html(self)
+
     @property
     def number(self) -> int:
         """A 32-bit number made from the id (CRC-32), the form in which ids travel on devices."""

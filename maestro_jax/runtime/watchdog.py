@@ -91,7 +91,7 @@ class Watchdog:
 
     def __init__(self, group: ProcessGroup, standing: Standing, end: Callable[[int], Any] = os._exit) -> None:
         self._group, self._standing, self._end = group, standing, end
-        self._closed = threading.Event()
+        self._closed, self._ending = threading.Event(), threading.Lock()
         self._pipe: tuple[int, int] = (-1, -1)
         self._before: Any = None
         self._heard: dict[int, tuple[str, float]] = {}
@@ -166,9 +166,9 @@ class Watchdog:
         self._stop(text)
 
     def _stop(self, text: str) -> None:
-        if self._closed.is_set():
+        if self._closed.is_set() or not self._ending.acquire(blocking=False):
             return
-        print(f"watchdog: {text}\nprocess {self._group.index} stands here: {self._standing.describe()}", file=sys.stderr, flush=True)
+        print(f"watchdog: {text}\n{self._here()}", file=sys.stderr, flush=True)
         time.sleep(3 * _BEAT_SECONDS if self._group.first else 0)
         self._end(EXIT_CODE)
 
@@ -177,4 +177,8 @@ class Watchdog:
         while not self._closed.is_set():
             ready, _, _ = select.select([self._pipe[0]], [], [], _BEAT_SECONDS)
             if ready and signal.SIGUSR1 in os.read(self._pipe[0], 4096):
-                print(f"process {self._group.index} stands here: {self._standing.describe()}", file=sys.stderr, flush=True)
+                print(self._here(), file=sys.stderr, flush=True)
+
+    def _here(self) -> str:
+        among = f" and for {self._group.waiting}" if self._group.waiting else ""
+        return f"process {self._group.index} stands here{among}: {self._standing.describe()}"

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from . import configurables
-from .cluster import connect
+from .cluster import connect, leave
 from .command_line import help_text, split_arguments
 from .config import load
 from .errors import ConfigError, MaestroError
@@ -102,4 +102,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

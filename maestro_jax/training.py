@@ -93,7 +93,8 @@ class Training:
             if self._saved_step != self.run.step:
                 self._save()
             if self._checkpoints is not None:
-                self._checkpoints.wait()
+                with self.run.engine.standing.pause():
+                    self._checkpoints.wait()
             self._terminal.finish(self._last_lines(interrupt))
         interrupt.raise_it()
         return self._last
@@ -135,7 +136,8 @@ class Training:
             return
         step, state = self.run.step, {**self._state, "watch": self._watch.state(), "skips": self._skips.state()}
         state |= {"skipped_samples": dict(self.run.skipped_samples), "heldout": self._last}
-        self._checkpoints.save(step, self.run.engine.snapshot(), state, self._last if self._evaluated_step == step else None)
+        with self.run.engine.standing.pause():
+            self._checkpoints.save(step, self.run.engine.snapshot(), state, self._last if self._evaluated_step == step else None)
         self._saved_step = step
 
     def _report(self, result: StepResult) -> None:

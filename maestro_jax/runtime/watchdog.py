@@ -7,6 +7,7 @@ end when it says so, or says nothing itself.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -42,6 +43,9 @@ class Standing:
         issued: (section, replica) -> the task that was issued last.
         waiting: what the dispatching thread waits for; empty when it does not.
         unfinished: returns (section, replica) -> tasks that were issued and have not ended.
+        moved: when something was issued or ended last, in seconds of `time.monotonic`.
+        slowest: seconds of the slowest step but the first.
+        paused: whether nothing has to move, because files are written.
     """
 
     steps: int = 0
@@ -50,6 +54,7 @@ class Standing:
     unfinished: Callable[[], dict[tuple[str, int], int]] = dict
     moved: float = dataclasses.field(default_factory=time.monotonic)
     slowest: float = 0.0
+    paused: bool = False
     _step_began: float = dataclasses.field(default_factory=time.monotonic)
 
     def start(self, task: Task) -> None:
@@ -64,9 +69,20 @@ class Standing:
             self.slowest = max(self.slowest, now - self._step_began)
         self.steps, self.moved, self._step_began = self.steps + 1, now, now
 
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """While this lasts, nothing has to move: files are written, which may take long."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused, self.moved = False, time.monotonic()
+
     @property
     def still(self) -> float:
         """Seconds beyond the limit for which nothing has moved; negative while all is well."""
+        if self.paused:
+            return -1.0
         limit = max(LATE_SECONDS, LATE_FACTOR * self.slowest) if self.steps > 1 else FIRST_SECONDS
         return time.monotonic() - self.moved - limit
 

@@ -116,7 +116,10 @@ class Children:
             if index in self._codes or process.poll() is None:
                 continue
             returned = process.returncode
-            code = self._codes[index] = 128 - returned if returned < 0 else returned
+            code = 128 - returned if returned < 0 else returned
+            if code == 128 + signal.SIGTERM and signal.SIGTERM in self._told:
+                code = os.EX_TEMPFAIL  # Stopped before it took SIGTERM itself: there was nothing to save.
+            self._codes[index] = code
             # What it started, such as readers of data, ends with it.
             _kill(process)
             # A stop that was asked for is no failure: others may be writing what is to be kept.

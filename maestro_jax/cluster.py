@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import os
+import signal
 import socket
 import struct
 import sys
@@ -61,6 +63,8 @@ def connect(seconds: float = CONNECT_SECONDS) -> ProcessGroup:
         # Some systems give a machine's own name an address on the loopback: this is the first machine, which others know by another.
         host = own_address(host)
     _past_proxies(host)
+    # Its handler would take the place of ours for SIGTERM, and swallow the signal until training begins.
+    jax.config.update("jax_enable_preemption_service", False)
     if place.index:
         _wait_for_first(place, host, int(port), seconds)
     # Once it is there: the way to it says which interface to use.
@@ -100,6 +104,8 @@ def leave(code: int) -> NoReturn:
             # The others die with the first process, and may be about to say what is wrong.
             time.sleep(2)
         os._exit(code)
+    # It waits for the others now. A starter that sees one of them end may send SIGTERM, which would change the code or leave a traceback.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code)
 
 
@@ -118,9 +124,11 @@ def own_address(coordinator: str) -> str:
         return _address_of(os.environ[INTERFACE])
     named = os.environ.get(ADDRESS)
     if named is not None:
-        with contextlib.suppress(OSError), socket.socket() as probe:
+        with contextlib.suppress(OSError, ValueError), socket.socket() as probe:
+            # Python binds "" and "0" to all interfaces, and a name to whatever it stands for.
+            found = ipaddress.IPv4Address(named)
             probe.bind((named, 0))
-            if named != "0.0.0.0":
+            if not found.is_unspecified:
                 return named
         raise _no_interface(f"{ADDRESS} as an IPv4 address of this machine, which the others can reach", repr(named))
     ways = (_source_towards(coordinator), _resolved(socket.gethostname()), _source_towards(_SOMEWHERE))

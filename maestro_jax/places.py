@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import importlib.util
+import re
 from collections.abc import Mapping
 
 from .errors import ClusterError
@@ -80,7 +81,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
     if not address and told:
         address = _coordinator(told)
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise incomplete(f"{names[0]} as HOST:PORT of the first process, the same in all", repr(address) if address else "nothing")
     if not index < count:
         raise incomplete(f"{names[2]} below {names[1]}", f"{index} of {count}")
@@ -132,8 +133,9 @@ def incomplete(wanted: str, have: str, fix: str = "") -> ClusterError:
 def _scheduler(environment: Mapping[str, str]) -> _Told | None:
     """What started this process as one of several, if anything did."""
     for name, (size, rank, here, rank_here) in _MPI.items():
-        # Slurm's own PMI sets the same names, and says the same.
-        if _more_than_one(environment, size) and environment.get(size) != environment.get("SLURM_STEP_NUM_TASKS"):
+        # Slurm's own PMI sets the same names as other MPIs do (those of Open MPI it never sets), and says the same.
+        of_slurm = name == "mpi4py" and environment.get(size) == environment.get("SLURM_STEP_NUM_TASKS")
+        if _more_than_one(environment, size) and not of_slurm:
             local = (number(environment, each) if each in environment else 0 for each in (here, rank_here))
             return _Told(name, number(environment, size), number(environment, rank), *local)
     # The shell of an allocation is no step, or one of one task; SLURM_NTASKS would speak of the allocation.
@@ -149,7 +151,9 @@ def _slurm(environment: Mapping[str, str]) -> _Told:
         if name not in environment:
             raise incomplete(f"{name}, as srun sets it", "nothing")
     index, here = number(environment, "SLURM_PROCID"), number(environment, "SLURM_LOCALID")
-    own = environment.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+    # "h100:2" from --gpus-per-task, "cpu=4,gres/gpu:h100=2" from --tres-per-task.
+    said = environment.get("SLURM_GPUS_PER_TASK") or environment.get("SLURM_TRES_PER_TASK", "").partition("gres/gpu")[2].partition(",")[0]
+    own = re.split("[:=]", said)[-1]
     # "2(x3),1": tasks of each node, in their order.
     tasks: list[int] = []
     for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):

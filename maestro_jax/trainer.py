@@ -186,9 +186,25 @@ class Trainer:
             make_cpu_devices(devices_wanted(requests_of(self.graph)))
         devices = jax.devices()
         plan = make_plan(self.graph, dataset.specs, devices, share=self.share_devices)
+        self._check_merges(plan, dataset)
         idle = len(devices) - len({d for s in plan.sections.values() for d in s.submesh.mesh.devices.flat})
         note = f"{idle} of {len(devices)} devices stay idle: no section asks for them"
         return dataclasses.replace(plan, notes=(*plan.notes, note)) if idle else plan
+
+    def _check_merges(self, plan: Plan, dataset: Dataset) -> None:
+        """Rows that are counted otherwise than they are made would be those of other places, of other images even."""
+        for edge in plan.edges.values():
+            stream = self.graph[edge.edge.producer].reads
+            counted = dataset.merges.get(stream, edge.merge)
+            if edge.edge.rows is not None and counted != edge.merge:
+                raise ConfigError(
+                    f"section {edge.edge.producer!r} makes other rows than the data counts.",
+                    wanted=f"{counted} units of stream {stream!r} in a row, as {edge.edge.rows!r} counts them",
+                    have=f"{edge.merge} units in a row",
+                    fix="make the encoder's merge (units: its square) or stride that of the data",
+                    anchor="units-per-row",
+                    set_by=set_by(self.graph[edge.edge.producer], "module"),
+                )
 
     def setup(self) -> Setup:
         """Loads the data, places the graph, opens weight files and makes optimizers; compiles and allocates nothing.

@@ -101,6 +101,7 @@ def test_one_process_stays_alone(environment: dict[str, str], variables: pytest.
         ({**SLURM, "JAX_COORDINATOR_ADDRESS": "10.0.0.9:99"}, Place("10.0.0.9:99", 16, 10)),
         (OPEN_MPI, Place("10.96.0.1:62624", 4, 3)),
         ({**SLURM, **OPEN_MPI}, Place("10.96.0.1:62624", 4, 3)),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "4", **OPEN_MPI}, Place("10.96.0.1:62624", 4, 3)),  # mpirun, which starts its helpers by srun
         ({**SLURM, "PMI_SIZE": "16", "PMI_RANK": "10"}, Place(SLURM_COORDINATOR, 16, 10)),
         ({"PMI_SIZE": "4", "PMI_RANK": "0", "JAX_COORDINATOR_ADDRESS": "head:99"}, Place("head:99", 4, 0)),
     ],
@@ -116,6 +117,7 @@ def test_several_processes_find_each_other(environment: dict[str, str], wanted: 
         ({**OURS, "MAESTRO_PROCESSES": "two"}, "'two'"),
         ({**OURS, "MAESTRO_PROCESS": "2"}, "MAESTRO_PROCESS below MAESTRO_PROCESSES"),
         ({**OURS, "MAESTRO_COORDINATOR": "head"}, "MAESTRO_COORDINATOR as HOST:PORT"),
+        ({**OURS, "MAESTRO_COORDINATOR": "head:65536"}, "MAESTRO_COORDINATOR as HOST:PORT"),
         ({"JAX_COORDINATOR_ADDRESS": "head:1234"}, "JAX_NUM_PROCESSES as a whole number"),
         ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, "JAX_COORDINATOR_ADDRESS as HOST:PORT"),
         ({**SLURM, "SLURM_STEP_NODELIST": ""} | {"SLURM_PROCID": ""}, "SLURM_PROCID as a whole number"),
@@ -141,6 +143,7 @@ def test_an_incomplete_environment_names_the_variables(environment: dict[str, st
         ({"SLURM_STEP_TASKS_PER_NODE": "1(x16)", "SLURM_LOCALID": "0"}, 8, None),  # one process for the node: all of its GPUs
         ({"SLURM_GPUS_PER_TASK": "1"}, 1, None),  # Slurm shows each process its own
         ({"SLURM_GPUS_PER_TASK": "h100:2"}, 2, None),
+        ({"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu:h100=2"}, 2, None),
         ({"SLURM_STEP_TASKS_PER_NODE": "4,8,4"}, 8, (2,)),
         ({"JAX_LOCAL_DEVICE_IDS": "5,7"}, 8, (5, 7)),
         ({}, 0, None),
@@ -179,7 +182,7 @@ def test_with_a_coordinator_on_the_loopback_all_is_there(variables: pytest.Monke
     ("name", "value", "named"),
     [
         ("MAESTRO_INTERFACE", "no-such-interface", "'no-such-interface'; there are "),
-        ("MAESTRO_ADDRESS", "0.0.0.0", "an IPv4 address of this machine"),
+        *((("MAESTRO_ADDRESS", everywhere, "an IPv4 address of this machine")) for everywhere in ("0.0.0.0", "0", "")),
         ("MAESTRO_ADDRESS", "203.0.113.7", "an IPv4 address of this machine"),
     ],
 )

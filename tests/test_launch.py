@@ -13,6 +13,11 @@ from launch_support import end, launched, launcher, lives, waited
 from maestro_jax.launch import main
 
 ANNOUNCE = "say(folder, f'pid-{index}', str(os.getpid()))\n"
+# The first process comes later, and meanwhile the other, which waits for it, is told to stop once more.
+LEAVE_LATE = (
+    "import subprocess; time.sleep(3 * (1 - index)); "
+    "index and subprocess.Popen(['sh', '-c', f'sleep 1; kill -TERM {os.getpid()}']); leave(75)"
+)
 CONNECT = "from maestro_jax.cluster import connect, leave\ngroup = connect()\n"
 
 
@@ -74,6 +79,29 @@ def test_a_stop_is_passed_on_and_nobody_is_hurried(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(30) == 75
     assert all((tmp_path / f"saved-{n}").exists() for n in range(2))
+
+
+def test_a_stop_before_a_process_can_take_it_is_a_stop_too(tmp_path: Path) -> None:
+    """While modules are imported, SIGTERM ends a process by itself; nothing has been trained that could be lost."""
+    take = "if index == 0: signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+    with launcher(tmp_path, take + ANNOUNCE + "time.sleep(60)") as process:
+        numbers(tmp_path)
+        process.terminate()
+        assert process.wait(30) == 75
+
+
+@pytest.mark.parametrize("moment", ["connected", "leaving"])
+def test_a_stop_of_a_connected_run_keeps_its_code(moment: str, tmp_path: Path) -> None:
+    """JAX has a handler of its own for SIGTERM, which would swallow it; a second one comes when some processes have ended already."""
+    stop = "def stop(*_):\n    os.environ['late'] and say(folder, 'late')\n    raise KeyError\nos.environ['late'] = ''\n"
+    take = "signal.signal(signal.SIGTERM, stop)\n" + CONNECT + "group.all_gather('a', 1)\n" + ANNOUNCE
+    wait = "try:\n    time.sleep(60)\nexcept KeyError:\n    "
+    go = "leave(75)" if moment == "connected" else f"os.environ['late'] = '1'; {LEAVE_LATE}"
+    with launcher(tmp_path, stop + take + wait + go) as process:
+        numbers(tmp_path)
+        process.terminate()
+        assert process.wait(40) == 75
+    assert not (tmp_path / "late").exists()
 
 
 def test_ctrl_c_and_the_question_where_everything_stands_are_passed_on(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from maestro_jax import configurables
 from maestro_jax.config import load
+from maestro_jax.errors import ConfigError
 from maestro_jax.runtime import make_workload
 from maestro_jax.runtime.costs import counted_costs
 from maestro_jax.runtime.memory import predict_bucket_bytes
@@ -90,3 +91,11 @@ def test_frozen_weights_train_for_two_steps_and_keep_their_bits(name: str) -> No
     states = {n: jax.tree.leaves(s.optimizer) for n, s in run.engine.states.items()}
     assert states[frozen] == []
     assert states["vision" if frozen == "llm" else "llm"]
+
+
+@pytest.mark.parametrize("override", ["VisionTransformer.merge=1", "AudioEncoder.stride=2", "Omni.merge=1"])
+def test_rows_that_data_and_encoder_count_differently_are_refused(override: str) -> None:
+    """A token would take a row of another image, and nothing else would tell."""
+    with pytest.raises(ConfigError, match="makes other rows than the data counts") as caught:
+        trainer("omni_tiny", override).setup()
+    assert caught.value.anchor == "units-per-row"

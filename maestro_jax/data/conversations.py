@@ -126,6 +126,7 @@ class Conversations(Reading):
             heldout=ConversationSamples(reader, heldout, facts),
             specs={"text": INTERLEAVED_SPECS, "image": image_specs(self.patch_size, channels=3), "audio": audio_specs(self.mels)},
             vocab_size=vocabulary.vocabulary_size(tokenizer),
+            merges={"image": self.merge**2, "audio": self.stride},
             tokenizer_fingerprint=fingerprint,
             skipped=dict(skipped),
             notes={"corpus": self.path, "tokenizer": self.tokenizer, "lines": str(len(index)), "corpus_sha256": index.digest()},

@@ -42,6 +42,8 @@ class Dataset:
         skipped: how many documents or pieces were left out, by reason.
         notes: facts about the origin of the data, such as a hash; written to a run's `env.json`.
         parts: the parts of `train`, in order, when some are drawn more often than others; empty draws all alike.
+        merges: stream -> how many units of it become one row of an encoder, as arrays that name rows count them; what is missing is not
+            compared with the graph.
 
     Raises:
         DataError: two samples of a list or tuple have one id (`Batches` looks at other sequences, batch by batch), or
@@ -56,6 +58,7 @@ class Dataset:
     skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     parts: tuple[Part, ...] = ()
+    merges: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for side, samples in (("train", self.train), ("heldout", self.heldout)):

@@ -87,7 +87,13 @@ class Mixture:
             skipped=_keyed(names, [dataset.skipped for dataset in datasets], ": "),
             notes=_notes(names, datasets, weights),
             parts=tuple(itertools.chain.from_iterable(parts)),
+            merges=self._merges(names, datasets),
         )
+
+    def _merges(self, names: Sequence[str], datasets: Sequence[Dataset]) -> dict[str, int]:
+        """Units in a row of each stream, on which the sources that have it agree."""
+        streams = dict.fromkeys(stream for dataset in datasets for stream in dataset.merges)
+        return {s: self._agreed(f"units in a row of stream {s!r}", names, [data.merges.get(s) for data in datasets]) for s in streams}
 
     def _specs(self, names: Sequence[str], datasets: Sequence[Dataset]) -> dict[str, Mapping[str, ArraySpec]]:
         """Streams of all sources; those that several have must consist of the same arrays."""

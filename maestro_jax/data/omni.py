@@ -109,6 +109,7 @@ class Omni(Recipe):
             heldout=_evenly(heldout),
             specs=self._specs(),
             vocab_size=text.vocab_size,
+            merges={"image": self.merge**2, "audio": self.stride},
             tokenizer_fingerprint=text.tokenizer_fingerprint,
             skipped=text.skipped,
             notes={**text.notes, "images": f"digits of scikit-learn: {len(digits.labels)} trained on, {len(held.labels)} held out"},

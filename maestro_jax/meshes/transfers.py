@@ -79,7 +79,7 @@ class Wire:
     @functools.cached_property
     def in_one_process(self) -> bool:
         """Whether all devices of both ends are this process's."""
-        return all(end.local == [True] * end.count for end in self._ends)
+        return all(all(end.local) for end in self._ends)
 
     def sent(self, slot: Arrays, back: bool) -> Iterator[tuple[int, jax.Array, Any]]:
         """Yields the stripes of a slot that this process sends: number, piece, the device that it goes to."""

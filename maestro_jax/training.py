@@ -80,6 +80,7 @@ class Training:
         """
         with Interrupt() as interrupt:
             self._terminal.start(self._first_line())
+            self.run.engine.standing.begin()
             # A run that was stopped at a step with an evaluation has not made it.
             if not self.run.step or (self._evaluates_at(self.run.step) and self._evaluated_step != self.run.step):
                 self._evaluate(interrupt)

@@ -23,7 +23,7 @@ from .checks import explain_mismatch, refuse_deleted
 from .compile import Compiled
 from .feeds import Micro, Slot, Window
 from .state import SectionState
-from .watchdog import Standing
+from .watchdog import Replica, Standing
 
 Slots = dict[str, list[tuple[jax.Array, ...]]]
 
@@ -50,20 +50,22 @@ class InFlight:
     def __init__(self, limit: int, standing: Standing) -> None:
         self.limit, self._standing = limit, standing
         standing.unfinished = self.unfinished
-        self._markers: dict[tuple[str, int], collections.deque[jax.Array]] = collections.defaultdict(collections.deque)
+        self._given: dict[Replica, collections.deque[tuple[Task, jax.Array]]] = collections.defaultdict(collections.deque)
 
-    def add(self, section: str, replica: int, marker: jax.Array) -> None:
-        """Counts a task; waits for the oldest one when there are too many."""
-        queue = self._markers[section, replica]
-        queue.append(marker)
+    def add(self, task: Task, marker: jax.Array) -> None:
+        """Counts a task; waits for the oldest one of its replica when there are too many."""
+        queue = self._given[task.section, task.replica]
+        queue.append((task, marker))
         if len(queue) > self.limit:
-            self._standing.waiting = f"the oldest task of {section} replica {replica}"
-            queue.popleft().block_until_ready()
+            self._standing.waiting = f"the oldest task of {task.section} replica {task.replica}"
+            # It leaves the queue when it has ended: until then the watchdog sees it.
+            queue[0][1].block_until_ready()
+            queue.popleft()
             self._standing.waiting = ""
 
-    def unfinished(self) -> dict[tuple[str, int], int]:
-        """(section, replica) -> tasks that were issued and have not ended."""
-        return {key: sum(not _is_ready(marker) for marker in list(queue)) for key, queue in list(self._markers.items())}
+    def unfinished(self) -> dict[Replica, list[Task]]:
+        """The tasks that each replica was given and that have not ended, oldest first."""
+        return {key: [task for task, marker in list(queue) if not _is_ready(marker)] for key, queue in list(self._given.items())}
 
 
 class Dispatcher:
@@ -100,6 +102,7 @@ class Dispatcher:
             EdgeError: when a payload's rows are not what its consumer expects.
         """
         self.window = window
+        self.standing.window(window.schedule, len(window.steps))
         self.payloads: dict[tuple[str, Micro, Micro], Payload] = {}
         self.returned: dict[tuple[str, Micro, Micro], tuple[jax.Array, ...]] = {}
         self.saved: dict[Micro, Saved] = {}
@@ -133,7 +136,7 @@ class Dispatcher:
         if task.kind != "update" and self.plan.is_local(task.section, task.replica):
             self.standing.start(task)
             marker: jax.Array = getattr(self, "_" + task.kind)(task)
-            self.in_flight.add(task.section, task.replica, marker)
+            self.in_flight.add(task, marker)
             self.latest = marker
         elif task.kind == "forward":
             self._send(task, None)

@@ -123,6 +123,7 @@ class Engine:
         in_flight: most unfinished tasks that a replica is given.
         debug: check before every call that no argument was given away.
         saved: parameters and optimizer state that go on, on the plan's shardings; seed and given are not used then.
+        standing: told where this process stands.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Engine:
         in_flight: int = DEFAULT_IN_FLIGHT,
         debug: bool = False,
         saved: Snapshot | None = None,
+        standing: Standing | None = None,
     ) -> None:
         self.debug, self._number = debug, 0
         self.compiled, self.plan = compiled, compiled.plan
@@ -144,7 +146,7 @@ class Engine:
             values = {n: {**flat(trained), **flat(frozen)} for n, (trained, frozen) in parts.items()}
             optimizers = {n: optimizer_of(saved.trained[n], compiled.optimizer_states[n]) for n in compiled.trained if n in self.plan.local}
             self.states = make_states(compiled, values, optimizers)
-        self.standing = Standing()
+        self.standing = standing if standing is not None else Standing()
         self.in_flight = InFlight(in_flight, self.standing)
         self.zeros = _zero_slots(compiled)
         self.last_tasks: list[Task] = []

@@ -29,8 +29,8 @@ SILENT_SECONDS = 20.0
 LATE_FACTOR, LATE_WINDOWS, LATE_SECONDS, FIRST_SECONDS = 20, 2, 60.0, 600.0
 """A task is late after `LATE_FACTOR` times what it and the wait before it are scheduled to take, at the pace of the slowest step so far; at
 least after `LATE_WINDOWS` times the steps that are scheduled together, because costs may be far from the truth and it may wait for any
-other task of them; and at least after `LATE_SECONDS`. In the first two steps, when programs run for the first time and the data is opened, after
-`FIRST_SECONDS`. Where nothing is issued and no step ends, `LATE_FACTOR` times the slowest step counts."""
+other task of them; and at least after `LATE_SECONDS`. In the first two steps, when programs run for the first time and the data is
+opened, after `FIRST_SECONDS`. Where nothing is issued and no step ends, `LATE_FACTOR` times the slowest step counts."""
 
 EXIT_CODE = 70
 _BEAT_SECONDS = 1.0

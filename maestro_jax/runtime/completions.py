@@ -7,6 +7,7 @@ as a schedule does: a recorded window costs the gap before it, and nothing is wa
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import queue
 import threading
@@ -17,7 +18,7 @@ from typing import Any
 import jax
 
 from ..record import Record
-from ..schedules import Schedule, Task
+from ..schedules import Schedule, Task, Workload
 from .feeds import Window
 from .plan import Plan
 
@@ -46,9 +47,9 @@ class Completions:
     """
 
     def __init__(self, plan: Plan, window: Window) -> None:
-        self._plan, self._window = plan, window
-        self._issued: list[Task] = []
-        self._watchers = {(n, r): _Watcher(n, r) for n, section in plan.local.items() for r in section.submesh.local_replicas}
+        self._plan, self._window, self._tasks = plan, window, window.schedule.tasks
+        counts = collections.Counter((task.section, task.replica) for task in self._tasks)
+        self._watchers = {place: _Watcher(place, count) for place, count in counts.items() if plan.is_local(*place)}
         self._zero = 0
 
     def open(self) -> None:
@@ -81,17 +82,12 @@ class Completions:
             marker: ready when it has run.
         """
         needs = [square for name, square in squares.items() if name != section]
-        for task in self._window.schedule.tasks:
+        for task in self._tasks:
             if task.kind == "update" and (task.section, task.step) == (section, step) and (section, task.replica) in self._watchers:
                 self.watch(task, issued, needs, marker)
 
-    def close(self, issued: Sequence[Task]) -> None:
-        """Says that no more tasks come; the threads end when those that came have run.
-
-        Args:
-            issued: the tasks of all processes, in the order in which they were issued.
-        """
-        self._issued = list(issued)
+    def close(self) -> None:
+        """Says that no more tasks come, although some are missing where the window was broken off."""
         for watcher in self._watchers.values():
             watcher.tasks.put(None)
 
@@ -104,21 +100,20 @@ class Completions:
         found: dict[Task, Times] = {}
         for watcher in self._watchers.values():
             found |= watcher.result()
-        numbers = [[n, *_since(self._zero, found[task])] for n, task in enumerate(self._issued) if task in found]
+        numbers = [[n, *_since(self._zero, found[task])] for n, task in enumerate(self._tasks) if task in found]
         times: dict[Task, Times] = {}
         for n, *values in (each for part in self._plan.group.all_gather("timeline", numbers) for each in part):
-            task, new = self._issued[n], Times(*values)
+            task, new = self._tasks[n], Times(*values)
             # A replica of several processes has run a task when the last of them has.
             times[task] = _latest(times[task], new) if task in times else new
-        workload = self._window.workload
-        devices = {task: _devices(workload.sections[task.section].devices, task) for task in self._issued}
         begins = min((each.issued for each in times.values()), default=0)
+        workload = self._window.workload
         return Record(
             first_step=self._window.steps[0].step + 1,
             workload=workload,
-            scheduled=Schedule(tasks=tuple(self._issued)),
-            measured=Schedule(tasks=measured(self._issued, times, devices, begins)),
-            issued=tuple(times[task].issued - begins for task in self._issued),
+            scheduled=self._window.schedule,
+            measured=Schedule(tasks=measured(self._tasks, times, _devices(workload, self._tasks), begins)),
+            issued=tuple(times[task].issued - begins for task in self._tasks),
         )
 
 
@@ -151,16 +146,20 @@ def measured(tasks: Sequence[Task], times: Mapping[Task, Times], devices: Mappin
 class _Watcher(threading.Thread):
     """Waits for the tasks of one replica in the order in which they were issued."""
 
-    def __init__(self, section: str, replica: int) -> None:
-        super().__init__(name=f"completions {section} {replica}", daemon=True)
+    def __init__(self, place: tuple[str, int], count: int) -> None:
+        super().__init__(name=f"completions {place[0]} {place[1]}", daemon=True)
+        self._count = count
         # Handed over from the thread that issues, which never waits here: the queue has no limit.
         self.tasks: queue.SimpleQueue[tuple[Task, int, Any, jax.Array] | None] = queue.SimpleQueue()
         self._times: dict[Task, Times] = {}
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Ends with the window; waiting releases the interpreter."""
-        while (handed := self.tasks.get()) is not None:
+        """Ends with the last task of the window; waiting releases the interpreter."""
+        for _ in range(self._count):
+            handed = self.tasks.get()
+            if handed is None:
+                return
             if self._error is None:
                 try:
                     self._wait(*handed)
@@ -193,5 +192,7 @@ def _latest(one: Times, other: Times) -> Times:
     return Times(max(one.issued, other.issued), max(one.arrived, other.arrived), max(one.ended, other.ended))
 
 
-def _devices(of_section: Sequence[Sequence[int]] | None, task: Task) -> Sequence[Any]:
-    return of_section[task.replica] if of_section else [(task.section, task.replica)]
+def _devices(workload: Workload, tasks: Iterable[Task]) -> dict[Task, Sequence[Any]]:
+    """The devices of each task; where the workload does not number them, each replica has its own."""
+    numbered = {name: section.devices for name, section in workload.sections.items()}
+    return {task: found[task.replica] if (found := numbered[task.section]) else [(task.section, task.replica)] for task in tasks}

@@ -171,13 +171,15 @@ class Engine:
                 yield self._update(window.steps[number], number, completions)
         finally:
             if completions is not None:
-                completions.close(dispatcher.issued)
+                completions.close()
         self.last_tasks = dispatcher.issued
 
     def _wait(self) -> None:
         """Waits until this process's devices have run all that was issued."""
+        self.standing.waiting = "what was issued before the steps that are recorded"
         jax.block_until_ready([state.compute for state in self.states.values()])
         self.in_flight.wait()
+        self.standing.waiting = ""
 
     def accumulate(self, window: Window) -> dict[str, Arrays]:
         """Issues a window of one step without its update and returns every trained section's gradient, summed over replicas.

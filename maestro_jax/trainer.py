@@ -88,6 +88,7 @@ class Trainer:
         keep_checkpoints: how many of the newest checkpoints stay.
         keep_best: held-out objective ("section/objective", lower is better) whose best checkpoint stays besides; None keeps none.
         skip_limit: most steps in a row that may be skipped because something is not finite.
+        timelines: steps, from 1, whose windows are recorded: timeline.html and trace.json show what ran when; () records none.
         metrics: where numbers go besides metrics.jsonl: TensorBoard(), WeightsAndBiases(), or None.
         on_bad_sample: what to do with a sample that cannot be read or fits no micro-batch: "raise", or "skip" it and count its kind.
         share_devices: with fewer devices than the plan asks for, let sections share them instead of refusing.
@@ -114,6 +115,7 @@ class Trainer:
     keep_checkpoints: int = 2
     keep_best: str | None = None
     skip_limit: int = 10
+    timelines: tuple[int, ...] = (10,)
     metrics: Any = dataclasses.field(default_factory=TensorBoard)
     on_bad_sample: Literal["raise", "skip"] = "raise"
     share_devices: bool = True
@@ -137,6 +139,8 @@ class Trainer:
             value = getattr(self, field)
             if value is not None and value < low:
                 self._refuse(field, f"a whole number, at least {low}", str(value))
+        if any(step < 1 for step in self.timelines):
+            self._refuse("timelines", "numbers of steps, from 1", str(self.timelines))
         if self.clip_norm is not None and not self.clip_norm > 0:
             self._refuse("clip_norm", "a positive number, or None", str(self.clip_norm))
         objectives = [f"{s.name}/{name}" for s in self.graph.sections for name in s.objectives]

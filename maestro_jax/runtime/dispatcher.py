@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..meshes import Parcel, move
 from ..schedules import DEVICES, Task, issue
 from .checks import explain_mismatch, refuse_deleted
 from .compile import Compiled
+from .completions import Completions
 from .feeds import Micro, Slot, Window
 from .state import SectionState
 from .watchdog import Replica, Standing
@@ -63,6 +65,11 @@ class InFlight:
             queue.popleft()
             self._standing.waiting = ""
 
+    def wait(self) -> None:
+        """Waits for all of them."""
+        for queue in self._given.values():
+            jax.block_until_ready([marker for _, marker in queue])
+
     def unfinished(self) -> dict[Replica, list[Task]]:
         """The tasks that each replica was given and that have not ended, oldest first."""
         return {key: [task for task, marker in list(queue) if not _is_ready(marker)] for key, queue in list(self._given.items())}
@@ -82,8 +89,13 @@ class Dispatcher:
         debug: bool,
         number: int,
         standing: Standing,
+        completions: Completions | None = None,
     ) -> None:
-        """Takes what lasts for a run, and its own number in it; `debug` checks every argument before a call."""
+        """Takes what lasts for a run, and its own number in it.
+
+        `debug` checks every argument before a call; `completions` are told of every task, where it is to be known when they end.
+        """
+        self.completions = completions
         self.debug, self.number, self.standing = debug, number, standing
         self.compiled, self.plan, self.states, self.zeros, self.in_flight = compiled, compiled.plan, states, zeros, in_flight
 
@@ -135,7 +147,11 @@ class Dispatcher:
         """Issues a task; returns its scheduled end."""
         if task.kind != "update" and self.plan.is_local(task.section, task.replica):
             self.standing.start(task)
+            needs = self._needed(task) if self.completions is not None else ()
+            issued = time.monotonic_ns()
             marker: jax.Array = getattr(self, "_" + task.kind)(task)
+            if self.completions is not None:
+                self.completions.watch(task, issued, needs, marker)
             self.in_flight.add(task, marker)
             self.latest = marker
         elif task.kind == "forward":
@@ -213,6 +229,13 @@ class Dispatcher:
             self.sums[task.section, task.replica] = sums
 
     # -- payloads
+
+    def _needed(self, task: Task) -> list[tuple[jax.Array, ...]]:
+        """The payloads that a task is about to take."""
+        micro = (task.section, task.items)
+        if task.kind == "backward":
+            return [self.returned[slot.label, micro, slot.partner] for slot in self.window.feeds[micro].leaving]
+        return [self.payloads[slot.label, slot.partner, micro].arrays for slot in self.window.feeds[micro].arriving]
 
     def _arrived(self, task: Task) -> dict[str, tuple[tuple[jax.Array, ...], ...]]:
         """The payloads of a micro-batch by slot, zeros where none is sent; each is checked against its route."""

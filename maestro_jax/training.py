@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .bad_samples import BadSampleLimit, cause_of, count_lines
 from .checkpoint import Checkpoints, Commit
-from .errors import DataError, set_by
+from .errors import set_by
 from .pace import Interrupt, Pace
 from .run import Run, StepResult
 from .step_policies import LossWatch, SkipLimit
@@ -17,10 +18,8 @@ from .step_policies import LossWatch, SkipLimit
 if TYPE_CHECKING:
     from .metrics import Writer
     from .run_folder import RunFolder
+    from .runtime.global_batch import BadSample
     from .terminal import Terminal
-
-SHOWN_BAD_SAMPLES = 5
-"""Samples left out that are named on the screen; all of them are in metrics.jsonl."""
 
 
 class Training:
@@ -50,8 +49,10 @@ class Training:
         self._state = dict(state or {})
         self._watch = LossWatch()
         self._skips = SkipLimit(self.trainer.skip_limit, set_by=set_by(self.trainer, "skip_limit"))
+        limit, batch, steps = self.trainer.skip_limit, self.trainer.batch, self.trainer.steps
+        self._bad_limit = BadSampleLimit(limit, batch=batch, steps=steps, set_by=set_by(self.trainer, "skip_limit"))
         self._pace = Pace()
-        self._named = 0
+        self._named: set[str] = set()
         self._units: collections.Counter[str] = collections.Counter()
         self._scheduled: collections.Counter[str] = collections.Counter()
         self._saved_step = run.step if run.step else None
@@ -64,6 +65,7 @@ class Training:
         state = commit.state
         self._watch.restore(state["watch"])
         self._skips.restore(state["skips"])
+        self._bad_limit.restore(state["bad_samples"])
         self.run.skipped_samples = collections.Counter(state["skipped_samples"])
         self._last, self._evaluated_step = dict(state["heldout"]), commit.step if commit.heldout else None
         best = self._checkpoints.best() if self._checkpoints is not None else None
@@ -115,6 +117,7 @@ class Training:
     def _evaluate(self, interrupt: Interrupt) -> bool:
         """Evaluates and reports; returns whether the objective that decides which checkpoint is the best has improved."""
         values = self.run.evaluate(lambda: interrupt.requested)
+        self._tell("held out", self.run.bad_samples(0))
         if not values:
             return False
         self._last, self._evaluated_step = values, self.run.step
@@ -135,7 +138,7 @@ class Training:
         if self._checkpoints is None or not self.run.step or self._skips.in_a_row:
             return
         step, state = self.run.step, {**self._state, "watch": self._watch.state(), "skips": self._skips.state()}
-        state |= {"skipped_samples": dict(self.run.skipped_samples), "heldout": self._last}
+        state |= {"skipped_samples": dict(self.run.skipped_samples), "bad_samples": self._bad_limit.state(), "heldout": self._last}
         with self.run.engine.standing.pause():
             self._checkpoints.save(step, self.run.engine.snapshot(), state, self._last if self._evaluated_step == step else None)
         self._saved_step = step
@@ -163,7 +166,7 @@ class Training:
             "busy": dict(result.report.prepared.busy),
             "skipped_steps": self._skips.skipped + self._skips.empty + (not applied),
             **({"not_finite": list(causes)} if causes else {}),
-            **({"bad_samples": [error.what for error in bad]} if bad else {}),
+            **({"bad_samples": [sample.error.what for sample in bad]} if bad else {}),
         }
         if self._folder is not None:
             self._folder.append(record)
@@ -175,17 +178,23 @@ class Training:
             self._pace.printed()
         self._judge(result, applied, causes, bad)
 
-    def _judge(self, result: StepResult, applied: bool, causes: tuple[str, ...], bad: list[DataError]) -> None:
-        for error in bad[: max(0, SHOWN_BAD_SAMPLES - self._named)]:
-            self._terminal.note(f"step {result.step}: {error.what} It is left out.")
-        self._named += len(bad)
+    def _judge(self, result: StepResult, applied: bool, causes: tuple[str, ...], bad: list[BadSample]) -> None:
+        self._tell(f"step {result.step}", bad)
         for cause in causes:
             self._terminal.note(f"step {result.step} is skipped in every section: {cause}")
         warning = self._watch.add(result.step, result.metrics["loss"], applied=applied)
         if warning is not None:
             self._terminal.note(warning)
-        samples = [sample.id for sample in result.report.prepared.samples]
-        self._skips.add(result.step, applied=applied, causes=causes, samples=samples)
+        samples = result.report.prepared.samples
+        self._skips.add(result.step, applied=applied, causes=causes, samples=[sample.id for sample in samples])
+        self._bad_limit.add(result.step, [tuple(sample.items) for sample in samples], bad)
+
+    def _tell(self, where: str, bad: list[BadSample]) -> None:
+        """Says why the first sample of each kind is left out; all of a step are named in metrics.jsonl."""
+        for error in (sample.error for sample in bad):
+            if error.anchor not in self._named:
+                self._named.add(error.anchor)
+                self._terminal.note(f"{where}: {cause_of(error)} It is left out; others of this kind ({error.anchor}) are counted.")
 
     def _save_weights(self, folder: Path) -> list[Path]:
         """Writes final weights; of several processes, the first one reads those of the others from the last checkpoint."""
@@ -217,9 +226,7 @@ class Training:
             lines.append(f"{count} steps were skipped because a gradient was not finite or nothing counted")
         if self._scheduled.total():
             lines.append(padding_line(self._units, self._scheduled))
-        if run.skipped_samples:
-            kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(run.skipped_samples.items()))
-            lines.append(f"{run.skipped_samples.total()} samples were skipped: {kinds} (explained in docs/errors.md)")
+        lines += count_lines(run.skipped_samples, run.skipped_heldout, repeats=run.repeats)
         if self._folder is not None:
             saved = self._save_weights(self._folder.path / "weights") if run.step else []
             lines += [f"weights: {path}" for path in saved]

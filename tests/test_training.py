@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -18,7 +19,7 @@ import pytest
 import small_run
 from support import TEXT_SPECS, chain, text_samples
 
-from maestro_jax import checkpoint, training
+from maestro_jax import checkpoint
 from maestro_jax import trainer as trainer_module
 from maestro_jax.checkpoint import Checkpoints
 from maestro_jax.data import Dataset, Item, Sample
@@ -255,16 +256,44 @@ def test_samples_that_fit_nowhere_are_named_and_counted_once(tmp_path: Path) -> 
     fields = {"graph": chain(middle={"microbatch": 20}), "on_bad_sample": "skip", "steps": 6, "checkpoint_every": 2, "evaluate_batches": 0}
     run, screen = fit(tmp_path / "whole", **fields)
     named = [what for record in records(tmp_path / "whole") for what in record.get("bad_samples", [])]
-    assert run.skipped_samples.total() == len(named) > training.SHOWN_BAD_SAMPLES
-    assert f"{len(named)} samples were skipped: sample-too-long {len(named)} (explained in docs/errors.md)" in screen.text
-    assert len(screen.notes) == training.SHOWN_BAD_SAMPLES
-    assert screen.notes[0].endswith(f"{named[0]} It is left out.")
+    assert run.skipped_samples.total() == len(named) > 1
+    # Twenty samples make three steps of six.
+    assert f"samples were skipped {len(named)} times, again in each epoch: sample-too-long {len(named)}" in screen.text
+    [note] = screen.notes
+    assert f"{named[0]} Have: " in note
+    assert note.endswith("It is left out; others of this kind (sample-too-long) are counted.")
     # Samples that were only prepared when the run stopped are not counted twice.
     with pytest.raises(Preempted):
         fit(tmp_path / "stopped", Screen(stop_at=2), **fields)
     again, _ = fit(tmp_path / "stopped", **fields)
     assert again.skipped_samples == run.skipped_samples
     assert records(tmp_path / "stopped") == records(tmp_path / "whole")
+
+
+def test_the_count_of_one_epoch_is_of_samples(tmp_path: Path) -> None:
+    run, screen = fit(tmp_path, graph=chain(middle={"microbatch": 20}), on_bad_sample="skip", steps=3, evaluate_batches=0)
+    count = run.skipped_samples["sample-too-long"]
+    assert f"\n{count} samples were skipped: sample-too-long {count} (explained in docs/errors.md)\n" in screen.text
+
+
+@pytest.mark.parametrize(("steps", "ends"), [(8, 3), (2, 2)])
+def test_a_run_in_which_every_sample_is_bad_ends_with_the_cause(tmp_path: Path, steps: int, ends: int) -> None:
+    fields = {"graph": chain(middle={"microbatch": 2}), "on_bad_sample": "skip", "skip_limit": 2, "steps": steps}
+    with pytest.raises(TrainingError, match=f"training ends at step {ends}: no sample can be used") as caught:
+        fit(tmp_path, **fields)
+    assert f"{6 * ends} bad ones in a row: sample-too-long {6 * ends}\n" in caught.value.have
+    assert "is longer than the largest micro-batch of section 'middle'" in caught.value.have
+    assert not (tmp_path / "weights").exists()
+
+
+def test_held_out_samples_that_are_left_out_are_told_apart(tmp_path: Path) -> None:
+    data = small_run.dataset()
+    data = dataclasses.replace(data, heldout=text_samples(2, shortest=30, longest=30) + text_samples(5, shortest=5, longest=9)[2:])
+    data = dataclasses.replace(data, train=text_samples(20, longest=20))
+    _, screen = fit(tmp_path, graph=chain(middle={"microbatch": 20}), data=data, on_bad_sample="skip", steps=4, evaluate_every=1)
+    assert [note.split(":")[0] for note in screen.notes] == ["held out"]
+    assert "\n2 held-out samples were skipped: sample-too-long 2 (explained in docs/errors.md)\n" in screen.text
+    assert " times" not in screen.text
 
 
 def failing_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

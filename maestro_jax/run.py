@@ -10,12 +10,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .data import Batches, Dataset
 from .data.batches import heldout_places
+from .initial_weights import as_given
 from .models.weights import save_weights
 from .runtime import Engine, Preparer, StepReport, Window
 from .runtime.costs import Costs
@@ -113,8 +114,10 @@ class Run:
         evaluation: bool,
         step: int = 0,
         pairs: int = 0,
+        weights: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.trainer, self.dataset, self.engine = trainer, dataset, engine
+        self._given = weights or {}
         self.step, self.pairs = step, pairs
         self.skipped_samples: collections.Counter[str] = collections.Counter()
         self.skipped_heldout: collections.Counter[str] = collections.Counter()
@@ -220,6 +223,8 @@ class Run:
     def save(self, folder: Path | str, parameters: Callable[[str], Mapping[str, np.ndarray]] | None = None) -> list[Path]:
         """Writes the parameters of every section that was trained to `folder/SECTION.safetensors`, in the trainer's `save_dtype`.
 
+        What is frozen in them and came from a file is as in that file.
+
         Args:
             folder: where to.
             parameters: section -> path -> value; None takes those on this process's devices.
@@ -227,7 +232,8 @@ class Run:
         written, read = [], parameters or self.engine.parameters
         for name in self.engine.compiled.trained:
             path = Path(folder) / f"{name}.safetensors"
-            save_weights(path, read(name), tokenizer=self.dataset.tokenizer_fingerprint, dtype=self.trainer.save_dtype)
+            values = as_given(read(name), self._given.get(name, {}))
+            save_weights(path, values, tokenizer=self.dataset.tokenizer_fingerprint, dtype=self.trainer.save_dtype)
             written.append(path)
         return written
 

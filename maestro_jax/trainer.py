@@ -74,7 +74,7 @@ class Trainer:
     Args:
         graph: the sections.
         data: a data source (with `load()`), or a `Dataset`.
-        steps: optimizer steps; 0 only evaluates.
+        steps: optimizer steps; 0 only evaluates. In a folder with a run, that is its newest checkpoint.
         batch: samples in a step, over all replicas.
         seed: of initial parameters, data order and dropout.
         optimizer: for sections without one of their own.
@@ -254,6 +254,7 @@ class Trainer:
             evaluation=evaluation,
             step=step,
             pairs=pairs,
+            weights=setup.weights,
         )
         if self.costs == "measured" and self.steps and costs is None:
             run.measure_costs()

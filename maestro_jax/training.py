@@ -67,7 +67,7 @@ class Training:
         self._skips.restore(state["skips"])
         self._bad_limit.restore(state["bad_samples"])
         self.run.skipped_samples = collections.Counter(state["skipped_samples"])
-        self._last, self._evaluated_step = dict(state["heldout"]), commit.step if commit.heldout else None
+        self._last, self._evaluated_step = dict(commit.heldout or state["heldout"]), commit.step if commit.heldout else None
         best = self._checkpoints.best() if self._checkpoints is not None else None
         self._best = best[0] if best is not None else None
 
@@ -83,7 +83,8 @@ class Training:
         with Interrupt() as interrupt:
             self._terminal.start(self._first_line())
             # A run that was stopped at a step with an evaluation has not made it.
-            if not self.run.step or (self._evaluates_at(self.run.step) and self._evaluated_step != self.run.step):
+            missed = self._evaluates_at(self.run.step) and self._evaluated_step != self.run.step
+            if missed or not self.run.step or not self.trainer.steps:
                 self._evaluate(interrupt)
             for result in self.run.steps(lambda: interrupt.requested):
                 self._report(result)
@@ -122,16 +123,22 @@ class Training:
             return False
         self._last, self._evaluated_step = values, self.run.step
         self._terminal.evaluation(self.run.step, values)
+        if self.run.step and not self.trainer.steps:
+            # Only a look at a run that stays as it is.
+            return False
         if self._folder is not None:
             self._folder.append({"step": self.run.step, "heldout": values}, name="evaluations.jsonl")
         if self._writer is not None:
             self._writer.heldout(self.run.step, values)
+        saved = self.run.step == self._saved_step
+        if saved and self._checkpoints is not None:
+            self._checkpoints.add_heldout(self.run.step, values)
         value = values.get(self.trainer.keep_best or "", math.nan)
-        # No checkpoint can be the best of step 0, and one that is complete stays as it is.
-        if not math.isfinite(value) or self.run.step in (0, self._saved_step) or (self._best is not None and value >= self._best):
+        # No checkpoint can be the best of step 0.
+        if not math.isfinite(value) or not self.run.step or (self._best is not None and value >= self._best):
             return False
         self._best = value
-        return True
+        return not saved
 
     def _save(self) -> None:
         # After a skipped step, parameters may be what made it so: the checkpoint before it stays the newest.
@@ -207,6 +214,8 @@ class Training:
     def _first_line(self) -> str:
         trainer, step = self.trainer, self.run.step
         where = f", run folder {self._folder.path}" if self._folder is not None else ""
+        if not trainer.steps:
+            return f"evaluating after {step} steps{where}"
         if not step:
             go_on = " (the same command goes on with it)" if self._checkpoints is not None else ""
             return f"training {trainer.steps} steps of {trainer.batch} samples{where}{go_on}"

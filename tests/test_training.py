@@ -147,6 +147,33 @@ def test_a_complete_run_stays_as_it_is(whole: Path, tmp_path: Path) -> None:
     assert records(tmp_path, "evaluations.jsonl") == records(whole, "evaluations.jsonl")
 
 
+def test_no_steps_only_evaluate_the_run_of_a_folder(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    data = dataclasses.replace(small_run.dataset(), heldout=text_samples(7, seed=2))
+    run, screen = fit(tmp_path, steps=0, data=data)
+    assert "evaluating after 8 steps" in screen.text
+    assert "complete" not in screen.text
+    [found] = re.findall(r"held-out at step 8  c: cross_entropy (\S+)", screen.text)
+    assert float(found) == pytest.approx(run.evaluate()["c/cross_entropy"], abs=1e-4)
+    assert float(found) != pytest.approx(records(whole, "evaluations.jsonl")[-1]["heldout"]["c/cross_entropy"], abs=1e-4)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_that_a_stop_kept_from_its_evaluation_can_be_the_best(tmp_path: Path) -> None:
+    best = "c/cross_entropy"
+    fields = {"evaluate_every": 2, "checkpoint_every": 0, "keep_checkpoints": 1, "keep_best": best}
+    with pytest.raises(Preempted):
+        fit(tmp_path, Screen(stop_at=4), **fields)
+    assert saved_steps(tmp_path) == [4, 2]
+    # Whatever comes after it is worse.
+    fit(tmp_path, **{**fields, "optimizer": optax.sgd(30.0, momentum=0.9)})
+    values = {record["step"]: record["heldout"][best] for record in records(tmp_path, "evaluations.jsonl")[1:]}
+    assert min(values, key=lambda step: values[step]) == 4, "the test needs a run that gets worse"
+    assert saved_steps(tmp_path) == [8, 4]
+    assert Checkpoints(tmp_path / "checkpoints").commits()[-1].heldout[best] == values[4]
+
+
 def test_without_a_checkpoint_sigterm_still_says_so(tmp_path: Path) -> None:
     screen = Screen(stop_in=0)
     with pytest.raises(Preempted):

@@ -16,9 +16,9 @@ _ALL = ""  # the row of all samples, among those of streams; no stream has this 
 class BadSampleLimit:
     """Ends a run in which one sample after the other is bad: of all samples, or of those with items of one stream.
 
-    A few bad samples are a matter of the data. As many as `limit` + 1 steps take, and no good one between them, are a mistake in the
-    configuration, such as the inputs of two sections exchanged: skipping would hide it, and these items would never be trained on. So is
-    a whole run, however short, without a good sample.
+    A few bad samples are a matter of the data. As many as `limit` + 1 steps take, and no good one between them, are not. Where there has
+    been no good one at all, the configuration is wrong, as when the inputs of two sections are exchanged, and skipping would hide it: as
+    many as one step takes (and more than `limit`) end the run then, and so does its last step.
 
     Args:
         limit: most steps in a row whose samples may all be bad.
@@ -28,8 +28,9 @@ class BadSampleLimit:
     """
 
     def __init__(self, limit: int, *, batch: int, steps: int, set_by: str = "the calling program: BadSampleLimit.limit") -> None:
-        self._most, self._steps, self._set_by = (limit + 1) * batch, steps, set_by
-        self._any_good = False
+        self._most, self._most_at_first = (limit + 1) * batch, max(limit + 1, batch)
+        self._steps, self._set_by = steps, set_by
+        self._good: set[str] = set()  # Streams of which there has been a good sample.
         # Stream -> kind -> how many since the last good sample, and the text of the first one's error.
         self._rows: dict[str, dict[str, tuple[int, str]]] = {}
 
@@ -45,7 +46,7 @@ class BadSampleLimit:
             TrainingError: too many in a row were bad.
         """
         seen = {stream for streams in good for stream in (_ALL, *streams)}
-        self._any_good = self._any_good or bool(good)
+        self._good |= seen
         self._rows = {stream: row for stream, row in self._rows.items() if stream not in seen}
         for sample in bad:
             for stream in {_ALL, *sample.streams} - seen:
@@ -54,25 +55,27 @@ class BadSampleLimit:
                 row[sample.error.anchor] = count + 1, first
         for stream, row in sorted(self._rows.items()):
             count = sum(count for count, _ in row.values())
-            if count >= self._most or (step == self._steps and not self._any_good):
+            too_many = count >= (self._most if stream in self._good else self._most_at_first)
+            if too_many or (step == self._steps and not self._good):
                 raise self._end(step, stream, count, row)
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps."""
         rows = {stream: {kind: list(found) for kind, found in row.items()} for stream, row in self._rows.items()}
-        return {"any_good": self._any_good, "rows": rows}
+        return {"good": sorted(self._good), "rows": rows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state` returned."""
-        self._any_good = bool(state["any_good"])
+        self._good = set(state["good"])
         self._rows = {stream: {kind: (int(n), str(first)) for kind, (n, first) in row.items()} for stream, row in state["rows"].items()}
 
     def _end(self, step: int, stream: str, count: int, row: Mapping[str, tuple[int, str]]) -> TrainingError:
         which = f"sample with items of stream {stream!r}" if stream else "sample"
+        among = f"any {self._most}, which is what skip_limit + 1 steps take" if stream in self._good else f"the first {self._most_at_first}"
         kinds = sorted(row, key=lambda kind: -row[kind][0])
         return TrainingError(
             f"training ends at step {step}: no {which} can be used.",
-            wanted=f"a good {which} among {self._most}, which is what skip_limit + 1 steps take, and one in the whole run",
+            wanted=f"a good {which} among {among}",
             have=f"{count} bad ones in a row: {', '.join(f'{kind} {row[kind][0]}' for kind in kinds)}\n"
             f"the first of kind {kinds[0]}:\n{row[kinds[0]][1]}",
             fix="where all are bad alike, mend the configuration (inputs, reads and microbatch of sections; root and limits of the data); "

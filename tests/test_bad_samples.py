@@ -36,10 +36,20 @@ def made(limit: int = 2, batch: int = 2, steps: int = 1000) -> BadSampleLimit:
 
 
 def test_more_steps_without_a_good_sample_than_the_limit_end_a_run() -> None:
-    assert ends(made(), [([], [bad(), bad()])] * 2) is None
-    error = ends(made(), [([], [bad(), bad()])] * 3)
+    assert ends(made(), [([TEXT], [])] + [([], [bad(), bad()])] * 2) is None
+    error = ends(made(), [([TEXT], [])] + [([], [bad(), bad()])] * 3)
     assert error is not None
-    assert error.what == "training ends at step 3: no sample can be used."
+    assert error.what == "training ends at step 4: no sample can be used."
+    assert error.wanted == "a good sample among any 6, which is what skip_limit + 1 steps take"
+
+
+@pytest.mark.parametrize(("limit", "batch", "last"), [(2, 8, 1), (10, 8, 2), (0, 1, 1), (10, 1, 11)])
+def test_a_run_that_begins_without_a_good_sample_ends_sooner(limit: int, batch: int, last: int) -> None:
+    steps = [([], [bad() for _ in range(batch)])] * 20
+    error = ends(made(limit, batch), steps)
+    assert error is not None
+    assert error.what == f"training ends at step {last}: no sample can be used."
+    assert error.wanted == f"a good sample among the first {max(limit + 1, batch)}"
 
 
 def test_a_limit_of_0_ends_a_run_at_the_first_such_step() -> None:
@@ -49,7 +59,7 @@ def test_a_limit_of_0_ends_a_run_at_the_first_such_step() -> None:
 
 
 def test_one_good_sample_interrupts_the_row() -> None:
-    assert ends(made(), ([([], [bad(), bad()])] * 2 + [([TEXT], [bad()])]) * 50) is None
+    assert ends(made(), ([([TEXT], [bad()])] + [([], [bad(), bad()])] * 2) * 50) is None
 
 
 def test_samples_of_a_stream_that_are_all_bad_end_a_run_in_which_others_are_good() -> None:
@@ -57,8 +67,12 @@ def test_samples_of_a_stream_that_are_all_bad_end_a_run_in_which_others_are_good
     steps = [([TEXT], [bad(IMAGE, "route-rows", str(n))]) for n in range(10)]
     error = ends(made(), steps)
     assert error is not None
-    assert error.what == "training ends at step 6: no sample with items of stream 'image' can be used."
-    assert ends(made(), [*steps[:5], ([IMAGE], []), *steps[:5]]) is None
+    assert error.what == "training ends at step 3: no sample with items of stream 'image' can be used."
+    assert error.wanted == "a good sample with items of stream 'image' among the first 3"
+    assert ends(made(), [*steps[:2], ([IMAGE], []), *steps[:5]]) is None
+    error = ends(made(), [*steps[:2], ([IMAGE], []), *steps[:6]])
+    assert error is not None
+    assert "step 9" in error.what
 
 
 def test_many_bad_samples_of_a_stream_with_good_ones_between_them_end_no_run() -> None:
@@ -85,7 +99,7 @@ def test_the_error_names_the_most_frequent_kind_and_its_first_sample() -> None:
         made(limit=1).add(7, [], [bad((), "clip-empty", "first"), bad((), "media-missing", "second"), bad(name="third"), bad()])
     assert str(caught.value) == (
         "training ends at step 7: no sample can be used.\n"
-        "  wanted   a good sample among 4, which is what skip_limit + 1 steps take, and one in the whole run\n"
+        "  wanted   a good sample among the first 2\n"
         "  have     4 bad ones in a row: media-missing 3, clip-empty 1\n"
         "           the first of kind media-missing:\n"
         "           sample 'second' is bad.\n"

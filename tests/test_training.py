@@ -303,9 +303,9 @@ def test_the_count_of_one_epoch_is_of_samples(tmp_path: Path) -> None:
     assert f"\n{count} samples were skipped: sample-too-long {count} (explained in docs/errors.md)\n" in screen.text
 
 
-@pytest.mark.parametrize(("steps", "ends"), [(8, 3), (2, 2)])
-def test_a_run_in_which_every_sample_is_bad_ends_with_the_cause(tmp_path: Path, steps: int, ends: int) -> None:
-    fields = {"graph": chain(middle={"microbatch": 2}), "on_bad_sample": "skip", "skip_limit": 2, "steps": steps}
+@pytest.mark.parametrize(("skip_limit", "steps", "ends"), [(2, 8, 1), (8, 8, 2), (100, 2, 2)])
+def test_a_run_in_which_every_sample_is_bad_ends_with_the_cause(tmp_path: Path, skip_limit: int, steps: int, ends: int) -> None:
+    fields = {"graph": chain(middle={"microbatch": 2}), "on_bad_sample": "skip", "skip_limit": skip_limit, "steps": steps}
     with pytest.raises(TrainingError, match=f"training ends at step {ends}: no sample can be used") as caught:
         fit(tmp_path, **fields)
     assert f"{6 * ends} bad ones in a row: sample-too-long {6 * ends}\n" in caught.value.have

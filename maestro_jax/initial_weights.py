@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .config import config_folder, find_file
 from .data import Dataset
@@ -45,6 +48,25 @@ def given_weights(section: Section, plan: Plan, dataset: Dataset) -> dict[str, A
             raise _weights_do_not_fit(section, file.path, prefix, problems or [f"no parameter of the module lies below {prefix!r}"], origin)
         given |= {path: stored[path[len(start) :]] for path in wanted}
     return given
+
+
+def as_given(values: Mapping[str, np.ndarray], given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Puts what a file has in more precision in the place of values that are the same, rounded.
+
+    What is frozen is held in compute precision; saved like that, it would no longer be what it was.
+
+    Args:
+        values: path -> value.
+        given: path -> array in a file.
+    """
+    found = dict(values)
+    for path, value in values.items():
+        if path not in given or value.dtype.itemsize >= 4:
+            continue
+        whole = np.asarray(given[path][(slice(None),) * value.ndim])
+        if whole.dtype.itemsize > value.dtype.itemsize and np.array_equal(whole.astype(value.dtype), value):
+            found[path] = whole
+    return found
 
 
 def _split(source: str | tuple[str, str]) -> tuple[str, str]:

@@ -132,7 +132,8 @@ def _choose(
         return None
     settings = changed_settings(files.config(), config)
     new_data = changed_data(commit.state["data"], data, commit.step)
-    if commit.step >= steps and (settings or new_data):
+    # Without steps the command evaluates, as it says.
+    if 0 < steps <= commit.step and (settings or new_data):
         raise _complete(files, commit, [*new_data, *settings])
     check_fits(commit, shapes, settings, set_by)
     changes = []

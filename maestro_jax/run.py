@@ -10,19 +10,20 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .data import Batches, Dataset
 from .data.batches import heldout_places
-from .errors import ConfigError, DataError, set_by
+from .errors import ConfigError, set_by
+from .initial_weights import as_given
 from .models.weights import save_weights
 from .record import Record
 from .runtime import Engine, Preparer, StepReport, Window
 from .runtime.completions import Completions
 from .runtime.costs import Costs
-from .runtime.global_batch import GlobalBatch
+from .runtime.global_batch import BadSample, GlobalBatch
 from .runtime.measure import fitted_costs, measure
 from .runtime.prefetch import Prefetcher
 from .runtime.startup import Exercise
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 LAG = 2
 """Steps between issuing a step and reading its numbers, so that reading never holds up the dispatcher."""
+
+_HELDOUT = 0
+"""Stands for the last evaluation among the numbers of steps."""
 
 
 def never() -> bool:
@@ -97,7 +101,8 @@ class Run:
         group: the processes of the run.
         exercised: what came of trying the ways between processes.
         stopping: whether no more steps are issued, because a stop was asked for.
-        skipped_samples: how many samples were left out, by kind: the heading of docs/errors.md that explains it.
+        skipped_samples: how often training samples were left out, by kind: the heading of docs/errors.md that explains it.
+        skipped_heldout: how many held-out samples were left out of the last evaluation, by kind.
         objectives: section -> names of its objectives.
         weights: "section/objective" -> weight in the loss.
     """
@@ -113,12 +118,15 @@ class Run:
         evaluation: bool,
         step: int = 0,
         exercised: Exercise | None = None,
+        weights: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.trainer, self.dataset, self.engine = trainer, dataset, engine
+        self._given = weights or {}
         self.step, self.exercised = step, exercised or Exercise()
         self.skipped_samples: collections.Counter[str] = collections.Counter()
+        self.skipped_heldout: collections.Counter[str] = collections.Counter()
         self._batches, self._preparer, self._evaluation = batches, preparer, evaluation
-        self._bad: dict[int, list[DataError]] = {}
+        self._bad: dict[int, list[BadSample]] = {}
         self.group = engine.plan.group
         self._reader = trainer.reader(engine.plan, dataset)
         self._wants_stop: Callable[[], bool] = never
@@ -202,12 +210,18 @@ class Run:
         """
         if not self._evaluation:
             return {}
+        self.skipped_heldout, self._bad[_HELDOUT] = collections.Counter(), []
         # Several processes could stop at different batches, and wait for each other.
         stops = stop if self.group.count == 1 else never
         places = itertools.islice(heldout_places(self.dataset, self.trainer.batch), self.trainer.evaluate_batches)
         going = itertools.takewhile(lambda _: not stops(), places)
         values = self.engine.evaluate(self._preparer.prepare(self._heldout(batch), 0, training=False) for batch in going)
         return {} if stops() else values
+
+    @property
+    def repeats(self) -> bool:
+        """Whether training samples may have come more than once."""
+        return self._batches is not None and self.step > self._batches.steps_without_repeats
 
     @property
     def costs(self) -> Costs:
@@ -246,6 +260,8 @@ class Run:
     def save(self, folder: Path | str, parameters: Callable[[str], Mapping[str, np.ndarray]] | None = None) -> list[Path]:
         """Writes the parameters of every section that was trained to `folder/SECTION.safetensors`, in the trainer's `save_dtype`.
 
+        What is frozen in them and came from a file is as in that file.
+
         Args:
             folder: where to.
             parameters: section -> path -> value; None takes those on this process's devices.
@@ -253,12 +269,13 @@ class Run:
         written, read = [], parameters or self.engine.parameters
         for name in self.engine.compiled.trained:
             path = Path(folder) / f"{name}.safetensors"
-            save_weights(path, read(name), tokenizer=self.dataset.tokenizer_fingerprint, dtype=self.trainer.save_dtype)
+            values = as_given(read(name), self._given.get(name, {}))
+            save_weights(path, values, tokenizer=self.dataset.tokenizer_fingerprint, dtype=self.trainer.save_dtype)
             written.append(path)
         return written
 
-    def bad_samples(self, step: int) -> list[DataError]:
-        """Returns, once, why samples of a step (counted from 1) were left out."""
+    def bad_samples(self, step: int) -> list[BadSample]:
+        """Returns, once, the samples of a step (counted from 1; 0: of the last evaluation) that were left out, and why."""
         return self._bad.pop(step, [])
 
     def _windows(self) -> list[range]:
@@ -287,7 +304,8 @@ class Run:
 
     def _heldout(self, places: Sequence[int]) -> GlobalBatch:
         [(batch, bad)] = self._reader.read(self.dataset.heldout, [places], "held-out samples")
-        self.skipped_samples.update(error.anchor for error in bad)
+        self.skipped_heldout.update(sample.error.anchor for sample in bad)
+        self._bad[_HELDOUT] += bad
         return batch
 
     def _ended(self, report: StepReport) -> StepReport:
@@ -306,7 +324,7 @@ class Run:
     def _result(self, report: StepReport, seconds: float) -> StepResult:
         step = report.prepared.step + 1
         # Counted here and not where they are found: steps that are prepared ahead do not count in a checkpoint.
-        self.skipped_samples.update(error.anchor for error in self._bad.get(step, ()))
+        self.skipped_samples.update(sample.error.anchor for sample in self._bad.get(step, ()))
         return StepResult(
             step=step,
             seconds=seconds,

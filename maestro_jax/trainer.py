@@ -27,6 +27,7 @@ from .initial_weights import given_weights
 from .meshes import devices_wanted, process_group
 from .metrics import TensorBoard
 from .optimizers import AdamW, build_optimizer
+from .places import DEVICES, number
 from .plan_table import memory_text, plan_text
 from .resume import Resumed, costs_state, resume, saved_costs
 from .run import Run
@@ -73,7 +74,7 @@ class Trainer:
     Args:
         graph: the sections.
         data: a data source (with `load()`), or a `Dataset`.
-        steps: optimizer steps; 0 only evaluates.
+        steps: optimizer steps; 0 only evaluates. In a folder with a run, that is its newest checkpoint.
         batch: samples in a step, over all replicas.
         seed: of initial parameters, data order and dropout.
         optimizer: for sections without one of their own.
@@ -87,7 +88,7 @@ class Trainer:
         checkpoint_every: steps between checkpoints; 0 writes one at the end and on an interruption only.
         keep_checkpoints: how many of the newest checkpoints stay.
         keep_best: held-out objective ("section/objective", lower is better) whose best checkpoint stays besides; None keeps none.
-        skip_limit: most steps in a row that may be skipped because something is not finite.
+        skip_limit: most steps in a row that may be skipped because something is not finite, or whose samples may all be bad.
         timelines: steps, from 1, whose windows are recorded: timeline.html and trace.json show what ran when; () records none.
         metrics: where numbers go besides metrics.jsonl: TensorBoard(), WeightsAndBiases(), or None.
         on_bad_sample: what to do with a sample that cannot be read or fits no micro-batch: "raise", or "skip" it and count its kind.
@@ -264,6 +265,7 @@ class Trainer:
             evaluation=evaluation,
             step=step,
             exercised=exercised,
+            weights=setup.weights,
         )
         if self.costs == "measured" and self.steps and costs is None:
             run.measure_costs()
@@ -438,14 +440,14 @@ class Trainer:
 
 
 def make_cpu_devices(count: int) -> None:
-    """Makes `count` CPU devices, for machines without an accelerator; does nothing once JAX has started.
+    """Makes `count` CPU devices, or as many as the launcher says, for machines without an accelerator; does nothing once JAX has started.
 
     Accelerators are not affected: this counts devices of the CPU platform only.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     try:
-        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_num_cpu_devices", number(os.environ, DEVICES) if DEVICES in os.environ else count)
     except RuntimeError:
         # The backends have been initialised: whoever did that decided how many devices there are.
         return

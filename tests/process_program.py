@@ -181,7 +181,12 @@ def reads(group: ProcessGroup) -> dict[str, Any]:
     [(batch, bad)] = Reader(setup.engine.plan, TEXT_SPECS, skip=True).read(Counting(), [range(16)], "reads")
     share = sorted(read)
     setup.preparer.prepare(batch, 0)
-    return {"share": share, "ids": [sample.id for sample in batch.samples], "bad": [e.what for e in bad], "all": len(set(read))}
+    return {
+        "share": share,
+        "ids": [sample.id for sample in batch.samples],
+        "bad": [sample.error.what for sample in bad],
+        "all": len(set(read)),
+    }
 
 
 def timeline(group: ProcessGroup) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from safetensors.numpy import load_file
 from support import TEXT_SPECS, chain, text_samples
 
 from maestro_jax.data import Dataset, LazySamples, Part, Sample
@@ -22,7 +23,7 @@ from maestro_jax.data.lazy import Digest
 from maestro_jax.distill import Distilled
 from maestro_jax.errors import CheckpointError, ConfigError, DataError, GraphError, MaestroError, MeshError
 from maestro_jax.graph import Objective
-from maestro_jax.initial_weights import given_weights
+from maestro_jax.initial_weights import as_given, given_weights
 from maestro_jax.models import Decoder
 from maestro_jax.models.weights import WeightFile, save_weights
 from maestro_jax.optimizers import AdamW, Sgd, WarmupCosine, build_optimizer
@@ -166,8 +167,11 @@ def test_samples_that_cannot_be_read_are_refused_or_skipped_and_counted_by_kind(
     results = list(run.steps())
     assert [len(run.bad_samples(result.step)) for result in results] == [7, 7]
     assert run.skipped_samples == {"media-missing": 14}
-    assert run.evaluate()["student/cross_entropy"] > 0
-    assert run.skipped_samples == {"media-missing": 21}
+    for _ in range(2):
+        assert run.evaluate()["student/cross_entropy"] > 0
+        assert run.skipped_heldout == {"media-missing": 7}
+        assert len(run.bad_samples(0)) == 7
+    assert run.skipped_samples == {"media-missing": 14}
 
 
 def test_weights_are_loaded_by_prefix(tmp_path: Path) -> None:
@@ -175,6 +179,28 @@ def test_weights_are_loaded_by_prefix(tmp_path: Path) -> None:
     save_weights(tmp_path / "t.safetensors", {f"inside/{p}": v + 1 for p, v in params.items()})
     run = trainer(graph=chain(teacher={"weights": f"{tmp_path / 't.safetensors'}:inside"})).start()
     assert all(np.array_equal(run.engine.parameters("teacher")[p], v + 1) for p, v in params.items())
+
+
+def test_what_is_frozen_is_saved_as_it_came_also_from_lower_precision(tmp_path: Path) -> None:
+    params = trainer().start().engine.parameters("student")
+    exact = {path: value + np.float32(1 / 3) for path, value in params.items()}
+    save_weights(tmp_path / "s.safetensors", exact)
+    fields = {"frozen": ("embed", "head"), "dtype": "bfloat16", "weights": str(tmp_path / "s.safetensors")}
+    run = trainer(graph=chain(student=fields), steps=1).start()
+    list(run.steps())
+    assert run.engine.parameters("student")["embed"].dtype != np.float32
+    [path] = [path for path in run.save(tmp_path / "saved") if path.stem == "student"]
+    saved = load_file(path)
+    for name in ("embed", "head"):
+        np.testing.assert_array_equal(saved[name], exact[name])
+    assert not np.array_equal(saved["inner"], exact["inner"])
+
+
+def test_what_is_frozen_and_is_no_longer_what_a_file_has_is_saved_as_it_is() -> None:
+    file = {"a": np.array([0.1, 0.2], np.float32)}
+    held = {"a": np.array([0.1, 0.3], np.float16)}
+    assert as_given(held, file)["a"] is held["a"]
+    assert as_given({"a": file["a"].astype(np.float16)}, file)["a"].tolist() == file["a"].tolist()
 
 
 @pytest.mark.parametrize("wrong", ["missing", "shape"])

@@ -5,8 +5,9 @@
     <|im_start|>ROLE
     CONTENT<|im_end|>
 
-with a line break at its end. Trained on are the content of the assistant's turns and the `<|im_end|>` after it, by which
-a model says that its answer is complete. The template of a model's own `tokenizer_config.json` is not looked at.
+with a line break at its end. A content that is a list of parts, as Hugging Face's templates take it, is the text of them all. Trained on
+are the content of the assistant's turns and the `<|im_end|>` after it, by which a model says that its answer is complete. The template of
+a model's own `tokenizer_config.json` is not looked at.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ def conversation(messages: Any) -> tuple[str, tuple[tuple[int, int], ...]]:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         if role not in ROLES:
             raise BadLine("unknown role", f"message {number}: {short(message if role is None else role)}")
+        if isinstance(content, list):
+            content = "".join(_text(part, number) for part in content)
         if not isinstance(content, str):
             raise BadLine("no text", f"message {number} with content {short(content)}")
         if role == "assistant" and not content.strip():
@@ -77,6 +80,14 @@ def conversation(messages: Any) -> tuple[str, tuple[tuple[int, int], ...]]:
     if not spans:
         raise BadLine("no answer", f"{len(messages)} messages, none of them the assistant's")
     return text, tuple(spans)
+
+
+def _text(part: Any, number: int) -> str:
+    """The text of `{"type": "text", "text": ...}`."""
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise BadLine("no text", f"message {number} with the part {short(part)}")
+    return text
 
 
 def _message(turn: Any) -> Any:

@@ -37,6 +37,22 @@ def place(units: Iterable[int], bucket: int, row_length: int | None = None) -> l
     return places
 
 
+def in_turn(units: Iterable[int], bucket: int, row_length: int | None = None) -> list[int]:
+    """Fills micro-batches one after the other, and returns the number of the one that each item lies in.
+
+    >>> in_turn([3, 4, 3, 1], bucket=8, row_length=4)
+    [0, 0, 1, 1]
+    """
+    numbers: list[int] = []
+    current: list[int] = []
+    for size in units:
+        if current and place([*current, size], bucket, row_length) is None:
+            current = []
+        numbers.append(numbers[-1] + (not current) if numbers else 0)
+        current.append(size)
+    return numbers
+
+
 def smallest_bucket(units: list[int], buckets: Iterable[int], row_length: int | None = None) -> int | None:
     """Returns the first bucket of an ascending ladder that holds the items, or None.
 

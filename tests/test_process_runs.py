@@ -135,9 +135,9 @@ def test_a_process_killed_inside_a_save_ends_the_run_everywhere_and_it_goes_on(
     assert waited(lambda: gone(processes), 5)
     assert f"process {process} ended with code 137" in (job.attempt / "errors").read_text()
     assert (job.folder / "run" / "checkpoints" / "00000008").exists()
-    assert job.committed() == ["00000004"]
+    assert job.committed() == ["00000004", "00000006"]
     job.finish(2, 3)
-    assert "resuming from step 4 of 24" in said(job.attempt)
+    assert "resuming from step 6 of 24" in said(job.attempt)
     assert_same(job, alone)
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch_support import end, launched, launcher, lives, waited
+from process_support import end, launched, launcher, lives, waited
 
 from maestro_jax.launch import main
 

@@ -156,7 +156,7 @@ def gone(marker: jax.Array) -> jax.Array:
 
 def test_every_process_knows_what_all_of_them_measured(tmp_path: Path) -> None:
     """The teacher in one process, the student in the other."""
-    records = [Record.from_json(each) for each in run_processes(tmp_path, 2, 2, "timeline")]
+    records = [Record.from_json(each) for each in run_processes(tmp_path, 2, 2, "process_steps.timeline")]
     assert records[0] == records[1]
     found = records[0]
     assert list(map(bare, found.measured.tasks)) == list(map(bare, found.scheduled.tasks))

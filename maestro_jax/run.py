@@ -97,6 +97,7 @@ class Run:
         pairs: of devices in different processes, between which rows cross.
         stopping: whether no more steps are issued, because a stop was asked for.
         skipped_samples: how many samples were left out, by kind: the heading of docs/errors.md that explains it.
+        records: what was measured of each window with a step that `Trainer.timelines` names; `Trainer.fit` moves them to the run folder.
         objectives: section -> names of its objectives.
         weights: "section/objective" -> weight in the loss.
     """
@@ -124,7 +125,7 @@ class Run:
         self._stops: dict[int, bool] = {}
         self._timelines = set(trainer.timelines)
         self._watched: dict[int, Completions] = {}
-        self._records: dict[int, Record] = {}
+        self.records: list[Record] = []
         self.stopping = False
         sections = trainer.graph.sections
         self.objectives = {s.name: tuple(s.objectives) for s in sections if s.objectives}
@@ -187,11 +188,7 @@ class Run:
             )
         self._timelines.add(first + 1)
         collections.deque(self.steps(lambda: self.step > first), maxlen=0)
-        return self._records.pop(self.trainer.window(first).stop)
-
-    def recorded(self, step: int) -> Record | None:
-        """Returns, once, the record of the window that ends with a step (counted from 1), where `timelines` names a step of it."""
-        return self._records.pop(step, None)
+        return self.records.pop()
 
     def evaluate(self, stop: Callable[[], bool] = never) -> dict[str, float]:
         """Returns "section/objective" -> mean over the held-out data; empty when there is none. Training is not disturbed.
@@ -292,7 +289,7 @@ class Run:
         watched = self._watched.pop(report.prepared.step, None)
         if watched is not None:
             nominal = self.trainer.costs == "counted"
-            self._records[report.prepared.step + 1] = dataclasses.replace(watched.record(), nominal=nominal)
+            self.records.append(dataclasses.replace(watched.record(), nominal=nominal))
         standing.waiting = ""
         standing.step_ended()
         return found

@@ -15,6 +15,7 @@ import pytest
 from process_support import ENVIRONMENT, launched
 from small_run import CONFIG, SETTINGS
 
+from maestro_jax.record import read_records
 from maestro_jax.runtime.watchdog import EXIT_CODE
 from maestro_jax.train import PREEMPTED
 
@@ -96,6 +97,9 @@ def test_a_run_that_is_asked_to_end_goes_on_with_other_processes(alone: list[dic
     assert_same(job.records(), alone)
     assert sorted(path.name for path in (job.folder / "run" / "weights").iterdir()) == ["b.safetensors", "c.safetensors"]
     assert "ways between devices of different processes" in (job.folder / "output-1").read_text()
+    [found] = read_records(job.folder / "run")
+    assert found.first_step <= 10 < found.first_step + len(found.workload.steps)
+    assert {task.section for task in found.measured.tasks} == {"a", "b", "c"}
 
 
 @pytest.mark.slow

@@ -107,7 +107,10 @@ class Record:
     def _repr_html_(self) -> str:
         from .drawing.timeline import Timeline  # here, because only notebooks draw
 
-        parts = {f"{self.title}, scheduled": _stretched(self.scheduled, self.stretch), f"{self.title}, measured": self.measured}
+        parts = {
+            f"{self.title}, {name}": _numbered(schedule, self.first_step, factor)
+            for name, schedule, factor in (("scheduled", self.scheduled, self.stretch), ("measured", self.measured, 1.0))
+        }
         shared: dict[str, Any] = {"workload": self.workload, "bound": round(lower_bound(self.workload) * self.stretch)}
         until = max(schedule.makespan for schedule in parts.values())
         drawn = [Timeline(schedule=schedule, title=title, until=until, **shared)._repr_html_() for title, schedule in parts.items()]
@@ -124,8 +127,10 @@ def read_records(folder: Path | str) -> list[Record]:
     return [Record.from_json(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
-def _stretched(schedule: Schedule, factor: float) -> Schedule:
-    return Schedule(tasks=tuple(dataclasses.replace(t, start=round(t.start * factor), end=round(t.end * factor)) for t in schedule.tasks))
+def _numbered(schedule: Schedule, first: int, factor: float) -> Schedule:
+    """The tasks as they are drawn: with the run's numbers of steps, and longer."""
+    tasks = (dataclasses.replace(t, step=first + t.step, start=round(t.start * factor), end=round(t.end * factor)) for t in schedule.tasks)
+    return Schedule(tasks=tuple(tasks))
 
 
 def _schedule(raw: Mapping[str, Any]) -> Schedule:

@@ -103,6 +103,7 @@ class Run:
         stopping: whether no more steps are issued, because a stop was asked for.
         skipped_samples: how often training samples were left out, by kind: the heading of docs/errors.md that explains it.
         skipped_heldout: how many held-out samples were left out of the last evaluation, by kind.
+        records: what was measured of each window with a step that `Trainer.timelines` names; `Trainer.fit` moves them to the run folder.
         objectives: section -> names of its objectives.
         weights: "section/objective" -> weight in the loss.
     """
@@ -133,7 +134,7 @@ class Run:
         self._stops: dict[int, bool] = {}
         self._timelines = set(trainer.timelines)
         self._watched: dict[int, Completions] = {}
-        self._records: dict[int, Record] = {}
+        self.records: list[Record] = []
         self.stopping = False
         sections = trainer.graph.sections
         self.objectives = {s.name: tuple(s.objectives) for s in sections if s.objectives}
@@ -196,11 +197,7 @@ class Run:
             )
         self._timelines.add(first + 1)
         collections.deque(self.steps(lambda: self.step > first), maxlen=0)
-        return self._records.pop(self.trainer.window(first).stop)
-
-    def recorded(self, step: int) -> Record | None:
-        """Returns, once, the record of the window that ends with a step (counted from 1), where `timelines` names a step of it."""
-        return self._records.pop(step, None)
+        return self.records.pop()
 
     def evaluate(self, stop: Callable[[], bool] = never) -> dict[str, float]:
         """Returns "section/objective" -> mean over the held-out data; empty when there is none. Training is not disturbed.
@@ -316,7 +313,7 @@ class Run:
         watched = self._watched.pop(report.prepared.step, None)
         if watched is not None:
             nominal = self.trainer.costs == "counted"
-            self._records[report.prepared.step + 1] = dataclasses.replace(watched.record(), nominal=nominal)
+            self.records.append(dataclasses.replace(watched.record(), nominal=nominal))
         standing.waiting = ""
         standing.step_ended()
         return found

@@ -185,10 +185,9 @@ class Training:
             self._folder.append(record)
         if self._writer is not None:
             self._writer.steps(record)
-        timeline = self.run.recorded(result.step)
-        if timeline is not None and self._folder is not None:
+        while self._folder is not None and self.run.records:
             # Beside the steps: drawing thousands of tasks takes a second, and meanwhile nothing would be issued.
-            self._drawn.append(self._drawing.submit(self._folder.write_timeline, timeline))
+            self._drawn.append(self._drawing.submit(self._folder.write_timeline, self.run.records.pop(0)))
         self._terminal.tick(result.step, trainer.steps)
         if result.step % trainer.log_every == 0 or result.step in (1, trainer.steps) or not applied:
             self._terminal.step(record)

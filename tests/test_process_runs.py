@@ -15,6 +15,7 @@ import pytest
 from process_support import SECONDS, children, descendants, lives, said, started, waited
 from small_run import CONFIG, DEATH, SAMPLES, logged_samples
 
+from maestro_jax.record import read_records
 from maestro_jax.runtime.watchdog import EXIT_CODE
 from maestro_jax.train import PREEMPTED
 
@@ -102,6 +103,9 @@ def test_a_run_that_is_asked_to_end_goes_on_with_other_processes(alone: Job, tmp
     job.finish(1, 8)
     assert_same(job, alone)
     assert sorted(path.name for path in (job.folder / "run" / "weights").iterdir()) == ["b.safetensors", "c.safetensors"]
+    [found] = read_records(job.folder / "run")
+    assert found.first_step <= 10 < found.first_step + len(found.workload.steps)
+    assert {task.section for task in found.measured.tasks} == {"a", "b", "c"}
 
 
 @pytest.mark.slow

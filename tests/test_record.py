@@ -74,6 +74,7 @@ def test_a_notebook_shows_scheduled_above_measured_on_one_scale() -> None:
     assert len(scheduled) == len(measured) == len(record().scheduled.tasks)
     assert sum(measured) / sum(scheduled) == pytest.approx(FACTOR, rel=0.25)  # boxes leave a little room
     assert "nominal" not in html
+    assert set(re.findall(r", step (\d+)\n", html)) == {"9", "10"}
 
 
 def test_a_notebook_says_where_costs_are_nominal() -> None:

@@ -132,7 +132,7 @@ def test_what_is_told_of_a_task() -> None:
     assert lines[2] == f"{units} of 8 units, {100 * (1 - units / 8):.1f} % padding"
     assert lines[3].startswith(f"scheduled: {scheduled.end - scheduled.start} ns, from {scheduled.start} ns")
     assert f"from {measured.start / 1000:.3f} µs" in lines[4]
-    assert f"issued at {made.issued[number]} ns" in lines[4]
+    assert lines[5].startswith(f"issued at {made.issued[number]} ns, ends ")
     assert lines[5].endswith("later than scheduled")
 
 

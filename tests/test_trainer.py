@@ -88,7 +88,7 @@ def test_the_window_of_a_named_step_is_recorded(tmp_path: Path) -> None:
     assert {task.section for task in found.measured.tasks} == {"teacher", "middle", "student"}
     assert all(0 <= issued <= task.start <= task.end for issued, task in zip(found.issued, found.measured.tasks, strict=True))
     assert {path.name for path in tmp_path.glob("t*")} == {"timelines", "timeline.html", "trace.json", "tensorboard"}
-    assert run.recorded(4) is None  # it was taken
+    assert run.records == []  # it was moved
 
 
 def test_without_named_steps_nothing_is_recorded(tmp_path: Path) -> None:
@@ -100,13 +100,15 @@ def test_the_next_steps_can_be_recorded_on_request() -> None:
     run = trainer().start()
     assert [run.record().first_step, run.record().first_step] == [1, 2]
     assert [result.step for result in run.steps()] == [3]
+    assert run.records == []
     with pytest.raises(ConfigError, match="no step is left"):
         run.record()
 
 
 def test_recording_changes_no_numbers() -> None:
-    plain, watched = (list(trainer(timelines=steps).start().steps()) for steps in ((), (1, 2, 3)))
-    assert [result.metrics for result in plain] == [result.metrics for result in watched]
+    plain, watched = (trainer(timelines=steps).start() for steps in ((), (1, 3)))
+    assert [result.metrics for result in plain.steps()] == [result.metrics for result in watched.steps()]
+    assert [found.first_step for found in watched.records] == [1, 3]
 
 
 def test_nothing_compiles_after_the_start_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ only, so that the same workload gives the same schedule in every process.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -81,6 +81,46 @@ def replay(progress: Progress, schedule: Schedule) -> Chooser:
             return None
         position += 1
         return task
+
+    return choose
+
+
+def adaptive(progress: Progress, schedule: Schedule, depth: int) -> Chooser:
+    """Returns a chooser that starts, on any replica with room in its queue, its first task in schedule order that may start.
+
+    For executors that let a task end when it really has: then what may start has its inputs, and no queue waits for data.
+
+    A forward that overtakes others of its replica leaves room for them. So the first task that is left in the schedule's order always
+    fits once those before it have ended, and nothing gets stuck that would not in that order.
+
+    Args:
+        progress: the state of the run.
+        schedule: what is run.
+        depth: most tasks that a replica has been given and has not ended.
+
+    Raises:
+        ScheduleError: when a task of the schedule is not one of the workload's.
+    """
+    _check_tasks(progress, schedule)
+    queues: dict[tuple[str, int], list[tuple[Key, Task]]] = defaultdict(list)
+    for task in schedule.tasks:
+        queues[task.section, task.replica].append((progress.key_of(task), task))
+
+    def choose(progress: Progress, now: int) -> Task | None:
+        for place, queue in queues.items():
+            overtaken: list[Key] = []
+            full = False
+            for position, (key, task) in enumerate(queue) if progress.unfinished[place] < depth else ():
+                forward = key[0] in ("forward", "forward_backward")
+                if progress.available(key, now) and not (forward and full):
+                    if progress.fits(key, task.replica, overtaken):
+                        del queue[position]
+                        return task
+                    # Whatever comes later would have to leave room for this one as well.
+                    full = True
+                if forward:
+                    overtaken.append(key)
+        return None
 
     return choose
 

@@ -21,6 +21,7 @@ class Record:
             not tell when they begin: a start is the latest of when the task was issued, when the task before it on its devices ended, and
             when what it needs had been computed.
         issued: nanoseconds at which each measured task was given to its devices.
+        nominal: whether the schedule's costs are counted, in nanoseconds of a nominal device: only their ratios mean something.
     """
 
     first_step: int
@@ -28,6 +29,7 @@ class Record:
     scheduled: Schedule
     measured: Schedule
     issued: tuple[int, ...]
+    nominal: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record in its file format."""
@@ -37,6 +39,7 @@ class Record:
             "scheduled": self.scheduled.to_json(),
             "measured": self.measured.to_json(),
             "issued": list(self.issued),
+            "nominal": self.nominal,
         }
 
     @classmethod
@@ -53,6 +56,7 @@ class Record:
             scheduled=_schedule(raw["scheduled"]),
             measured=_schedule(raw["measured"]),
             issued=tuple(raw["issued"]),
+            nominal=raw["nominal"],
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .bounds import lower_bound
 from .cutting import Microbatch, cut
+from .fitting import fitted_cost, fitted_workload
 from .gap import Gap, gap_of, utilization_of
 from .lockstep import Lockstep
 from .loop import DEVICES, Clock, Executor, Progress, issue, run
@@ -33,6 +34,8 @@ __all__ = [
     "Wavefront",
     "Workload",
     "cut",
+    "fitted_cost",
+    "fitted_workload",
     "gap_of",
     "issue",
     "lower_bound",

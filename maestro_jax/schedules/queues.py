@@ -21,6 +21,9 @@ from .workload import Workload
 Lasts = Callable[[Task], int]
 """Nanoseconds that a task really takes."""
 
+DEPTH = 8
+"""Most unfinished tasks that a replica is given, where nothing else is said; docs/scheduling.md says why."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Execution:
@@ -42,13 +45,13 @@ class Queues:
 
     Args:
         progress: what is run.
-        lasts: what tasks really take.
+        lasts: what tasks really take; None: what the workload's costs say.
         depth: most tasks that a replica has been given and has not ended.
         waits: whether a task ends for the policy when it really ends; else as soon as it has been issued.
         call: nanoseconds of the host for each task.
     """
 
-    def __init__(self, progress: Progress, lasts: Lasts, depth: int, waits: bool, call: int = 0) -> None:
+    def __init__(self, progress: Progress, lasts: Lasts | None, depth: int, waits: bool, call: int = 0) -> None:
         self._progress, self._lasts, self._depth, self._waits, self._call = progress, lasts, depth, waits, call
         self._host = 0
         # As with real devices: whatever was issued counts as available, unless it has to end first.
@@ -65,9 +68,9 @@ class Queues:
         section = self._progress.workload.sections[task.section]
         devices = section.devices[task.replica] if section.devices else [(task.section, task.replica)]
         # What it waits for has been issued before it, so its times are known.
-        arrival = self._progress.nodes[self._progress.key_of(task)].available
-        start = max(self._host, arrival, *(self._free[device] for device in devices))
-        real = dataclasses.replace(task, start=start, end=start + self._lasts(task))
+        node = self._progress.nodes[self._progress.key_of(task)]
+        start = max(self._host, node.available, *(self._free[device] for device in devices))
+        real = dataclasses.replace(task, start=start, end=start + (self._lasts(task) if self._lasts else node.duration))
         self._free |= dict.fromkeys(devices, real.end)
         self.issued.append(self._host)
         self.measured.append(real)
@@ -96,13 +99,15 @@ class Queues:
         self.now = self._host if self._waits else DEVICES
 
 
-def execute(workload: Workload, schedule: Schedule, lasts: Lasts, depth: int, in_order: bool = True, call: int = 0) -> Execution:
+def execute(
+    workload: Workload, schedule: Schedule, lasts: Lasts | None = None, depth: int = DEPTH, in_order: bool = True, call: int = 0
+) -> Execution:
     """Runs a schedule on simulated queues.
 
     Args:
         workload: what is done.
         schedule: a valid schedule of it.
-        lasts: what tasks really take, in nanoseconds.
+        lasts: what tasks really take, in nanoseconds; None: what the workload's costs say, which need not be those of the schedule.
         depth: most tasks that a replica has been given and has not ended.
         in_order: whether tasks are issued as scheduled; else each replica takes its first one that has its inputs.
         call: nanoseconds of the host for each task.

@@ -32,12 +32,12 @@ def stalls_of(workload: Workload, measured: Schedule, issued: Sequence[int]) -> 
 
     Args:
         workload: what was done.
-        measured: its tasks in the order in which they were issued, with the times at which they ran.
+        measured: its tasks with the times at which they ran; of those issued at the same time, the first one first.
         issued: nanoseconds at which each was given to its devices.
     """
     ledger = Ledger(workload, measured, issued)
     queues: dict[frozenset[object], list[Task]] = defaultdict(list)
-    for task in measured.tasks:
+    for task in sorted(measured.tasks, key=ledger.issued):
         queues[ledger.devices(task.section, task.replica)].append(task)
     found: dict[str, list[int]] = {name: [] for name in workload.order}
     for queue in queues.values():

@@ -21,7 +21,7 @@ from .workload import Workload
 Lasts = Callable[[Task], int]
 """Nanoseconds that a task really takes."""
 
-DEPTH = 8
+IN_FLIGHT = 8
 """Most unfinished tasks that a replica is given, where nothing else is said; docs/scheduling.md says why."""
 
 
@@ -100,7 +100,7 @@ class Queues:
 
 
 def execute(
-    workload: Workload, schedule: Schedule, lasts: Lasts | None = None, depth: int = DEPTH, in_order: bool = True, call: int = 0
+    workload: Workload, schedule: Schedule, lasts: Lasts | None = None, depth: int = IN_FLIGHT, in_order: bool = True, call: int = 0
 ) -> Execution:
     """Runs a schedule on simulated queues.
 

@@ -41,27 +41,28 @@ def stalls_of(workload: Workload, measured: Schedule, issued: Sequence[int]) -> 
         queues[ledger.devices(task.section, task.replica)].append(task)
     found: dict[str, list[int]] = {name: [] for name in workload.order}
     for queue in queues.values():
-        free = 0
+        arrivals, free = [ledger.arrival(task) for task in queue], 0
         for position, task in enumerate(queue):
-            since, until = max(free, ledger.issued(task)), min(ledger.arrival(task), task.start)
-            if since < until and task.kind != "update":
-                since = min(
-                    (_ready(ledger, other, queue[position:n]) for n, other in enumerate(queue[position + 1 :], position + 1)), default=until
-                )
-                since = max(free, ledger.issued(task), since)
+            at_head, until = max(free, ledger.issued(task)), min(arrivals[position], task.start)
+            if at_head < until and task.kind != "update":
+                since = until
+                for number in range(position + 1, len(queue)):
+                    # Most have come later than one that was there already.
+                    if arrivals[number] < since:
+                        since = min(since, max(at_head, _ready(ledger, queue[number], arrivals[number], queue[position:number])))
+                    if since == at_head:
+                        break
                 found[task.section] += [until - since] if since < until else []
             free = max(free, task.end)
     return {name: Stalls(count=len(each), nanoseconds=sum(each)) for name, each in found.items()}
 
 
-def _ready(ledger: Ledger, task: Task, overtaken: Sequence[Task]) -> int:
+def _ready(ledger: Ledger, task: Task, arrival: int, overtaken: Sequence[Task]) -> int:
     """When a task had all that it needed to run before others."""
-    section = ledger.workload.sections[task.section]
-    arrival = ledger.arrival(task)
     if task.kind not in FORWARD:
         return arrival
     same = [t for t in overtaken if (t.section, t.replica) == (task.section, task.replica)]
     # Its parameters change between the two.
-    if section.trainable and any(t.kind == "update" for t in same):
+    if ledger.workload.sections[task.section].trainable and any(t.kind == "update" for t in same):
         return task.start
     return ledger.room(task, arrival, [t for t in same if t.kind in FORWARD])

@@ -102,11 +102,11 @@ def test_calls_take_time_of_the_host() -> None:
 
 
 def test_room_is_left_for_what_is_overtaken() -> None:
-    """Section c needs both a and b; a holds two micro-batches. Were the third issued while the second waits, nothing could go on."""
+    """A micro-batch of c takes two of a, which holds two at most. Were the third run while the second waits, neither c could ever run."""
     first = section(buckets=(8,), trainable=False, forward=Cost(fixed=1))
     a = section(buckets=(8,), trainable=False, max_inflight=16, forward=Cost(fixed=1))
     c = section(buckets=(16,), trainable=False, forward=Cost(fixed=1))
-    samples = [{"a": (8,), "c": (8,)}, {"p": (8,), "a": (8,), "c": (8,)}, {"a": (8,), "c": (8,)}]
+    samples = [{"a": (8,), "c": (8,)}, {"p": (8,), "a": (8,), "c": (8,)}, {"a": (8,), "c": (8,)}, {"a": (8,), "c": (8,)}]
     workload = work({"p": first, "a": a, "c": c}, ["p a", "a c"], samples)
     schedule = InOrder().schedule(workload)
 
@@ -114,7 +114,7 @@ def test_room_is_left_for_what_is_overtaken() -> None:
         return 100 if task.section == "p" else 1
 
     run = execute(workload, schedule, slow, 4, in_order=False)
-    assert [t.items[0][0] for t in run.measured.tasks if t.section == "a"] == [0, 1, 2]
+    assert [t.items[0][0] for t in run.measured.tasks if t.section == "a"] == [0, 1, 2, 3]
     judged_but_durations(workload, run.measured)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import ScheduleError
 from .record import Record
-from .schedules import Workload, fitted_workload, lower_bound, utilization_of
+from .schedules import IN_FLIGHT, Workload, fitted_call, fitted_workload, lower_bound, utilization_of
 from .schedules.ledger import Ledger
 from .schedules.neighbours import neighbours
 from .schedules.queues import execute
@@ -50,6 +50,7 @@ class Explanation:
         measured: from when the first task was issued until the last one ended.
         predicted: what the simulator says of the same schedule.
         fitted: whether it says so by costs fitted to the measured tasks, because the schedule's are nominal; else by the schedule's own.
+        call: what the host takes to issue a task.
         lower_bound: no schedule of the same plan takes less, by the same costs.
         utilization: section -> share of `measured` in which its replicas ran tasks.
         spent: section -> cause -> nanoseconds, summed over replicas; they add up to replicas times `measured`.
@@ -61,6 +62,7 @@ class Explanation:
     measured: int
     predicted: int
     fitted: bool
+    call: int
     lower_bound: int
     utilization: Mapping[str, float]
     spent: Mapping[str, Mapping[str, int]]
@@ -116,7 +118,8 @@ def explain(record: Record) -> Explanation:
         first_step=record.first_step,
         steps=len(workload.steps),
         measured=measured.makespan,
-        predicted=execute(workload, record.scheduled).measured.makespan,
+        predicted=execute(workload, record.scheduled, call=_call(record)).measured.makespan,
+        call=_call(record),
         fitted=record.nominal,
         lower_bound=lower_bound(workload),
         utilization=utilization_of(workload, measured),
@@ -128,6 +131,10 @@ def explain(record: Record) -> Explanation:
 def _real(record: Record) -> Workload:
     """What was done, with costs in real nanoseconds."""
     return fitted_workload(record.workload, record.measured) if record.nominal else record.workload
+
+
+def _call(record: Record) -> int:
+    return fitted_call(record.measured, record.issued, IN_FLIGHT)
 
 
 def policy_of(record: Record) -> str | None:
@@ -143,9 +150,9 @@ def advise(record: Record) -> Advice:
     Args:
         record: what was measured.
     """
-    recorded, real, own = record.workload, _real(record), policy_of(record)
+    recorded, real, own, call = record.workload, _real(record), policy_of(record), _call(record)
     policy = own or next(iter(POLICIES))
-    without = _simulated(recorded, real, policy)
+    without = _simulated(recorded, real, policy, call)
     made: dict[str, int] = {}
     refused: dict[str, str] = {}
     # Both lists have the same order: changes do not depend on costs.
@@ -154,20 +161,20 @@ def advise(record: Record) -> Advice:
             refused[known.change] = known.reason
             continue
         try:
-            made[known.change] = _simulated(known.workload, changed.workload, policy)
+            made[known.change] = _simulated(known.workload, changed.workload, policy, call)
         except ScheduleError as error:
             refused[known.change] = f"it cannot be scheduled: {str(error).splitlines()[0]}"
-    made |= {f"schedule by {name} instead of {policy}": _simulated(recorded, real, name) for name in POLICIES if name != policy}
+    made |= {f"schedule by {name} instead of {policy}": _simulated(recorded, real, name, call) for name in POLICIES if name != policy}
     if record.nominal:
-        made["schedule by measured costs (train.costs = 'measured')"] = _simulated(real, real, policy)
+        made["schedule by measured costs (train.costs = 'measured')"] = _simulated(real, real, policy, call)
     changes = [Change(change=change, makespan=makespan, gain=without - makespan) for change, makespan in made.items()]
     changes.sort(key=lambda change: change.makespan)
     return Advice(policy=policy, assumed=own is None, makespan=without, changes=tuple(changes), refused=refused)
 
 
-def _simulated(known: Workload, real: Workload, policy: str) -> int:
+def _simulated(known: Workload, real: Workload, policy: str, call: int) -> int:
     """Nanoseconds that a policy's schedule takes when it knows other costs than the real ones."""
-    return execute(real, POLICIES[policy]().schedule(known)).measured.makespan
+    return execute(real, POLICIES[policy]().schedule(known), call=call).measured.makespan
 
 
 def describe(found: Explanation) -> str:
@@ -180,6 +187,7 @@ def describe(found: Explanation) -> str:
         steps,
         f"measured     {readable_time(found.measured):>10}",
         f"predicted    {readable_time(found.predicted):>10}  {off:+.1%}: the simulator, by {costs}",
+        f"             {'':>10}  and {readable_time(found.call)} of the host for each task",
         f"lower bound  {readable_time(found.lower_bound):>10}  of any schedule of this plan, by the same costs",
         "",
         f"{found.bounding} bounds the step: its replicas run tasks {found.utilization[found.bounding]:.0%} of the time.",

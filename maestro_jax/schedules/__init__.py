@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .bounds import lower_bound
 from .cutting import Microbatch, cut
-from .fitting import fitted_cost, fitted_workload
+from .fitting import fitted_call, fitted_cost, fitted_workload
 from .gap import Gap, gap_of, utilization_of
 from .lockstep import Lockstep
 from .loop import DEVICES, Clock, Executor, Progress, issue, run
@@ -37,6 +37,7 @@ __all__ = [
     "Workload",
     "adaptive",
     "cut",
+    "fitted_call",
     "fitted_cost",
     "fitted_workload",
     "gap_of",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,6 +51,27 @@ def fitted_workload(workload: Workload, measured: Schedule) -> Workload:
         squares = {t: sum(units[s][name][i] ** 2 for s, i in t.items) for t in tasks}
         sections[name] = _fitted(section, tasks, squares)
     return dataclasses.replace(workload, sections=sections, edges=_edges(workload, measured))
+
+
+def fitted_call(measured: Schedule, issued: Sequence[int], depth: int) -> int:
+    """Nanoseconds of the host for each task: the mean time between two tasks that it issued without waiting for a full queue.
+
+    Args:
+        measured: tasks with the times at which they ran.
+        issued: nanoseconds at which each was given to its devices.
+        depth: most unfinished tasks that a replica is given.
+    """
+    ends: dict[tuple[str, int], list[int]] = defaultdict(list)
+    taken, before = [], None
+    for now, task in sorted(zip(issued, measured.tasks, strict=True), key=lambda each: each[0]):
+        # The update of a step is issued together with what is made of its numbers.
+        if before is not None and task.kind != "update":
+            taken.append(now - before)
+        queue = ends[task.section, task.replica]
+        queue.append(task.end)
+        waits = len(queue) > depth and queue[-1 - depth] > now
+        before = None if waits or task.kind == "update" else now
+    return round(statistics.fmean(taken)) if taken else 0
 
 
 def _fitted(section: SectionWork, tasks: Sequence[Task], squares: dict[Task, int]) -> SectionWork:

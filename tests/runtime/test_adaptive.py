@@ -67,7 +67,7 @@ def run(made: Setup, samples: Sequence[Sample], late: tuple[str, int] = ("teache
     window = delayed(made.preparer.prepare(samples, 0), *late)
     dispatcher = made.engine._dispatcher()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(made.engine, "_dispatcher", lambda: dispatcher)
+        patch.setattr(made.engine, "_dispatcher", lambda *_: dispatcher)
         gradients = jax.device_get(made.engine.accumulate(window))
     return gradients, dispatcher.issued, list(window.schedule.tasks)
 

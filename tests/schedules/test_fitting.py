@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from workload_support import raw_file, section, work
 
-from maestro_jax.schedules import Cost, EdgeWork, InOrder, Schedule, Workload, fitted_workload
+from maestro_jax.schedules import Cost, EdgeWork, InOrder, Schedule, Workload, fitted_call, fitted_workload
 from maestro_jax.schedules.queues import execute
 
 FORWARD, BACKWARD = Cost(fixed=50_000, per_unit=900, per_unit_squared=70), Cost(fixed=90_000, per_unit=2_000, per_unit_squared=150)
@@ -76,3 +76,12 @@ def test_a_transfer_takes_no_longer_than_its_consumers_waited(seen: int, delay: 
     first, second = InOrder().schedule(workload).tasks
     measured = Schedule(tasks=(first, dataclasses.replace(second, start=10 + seen, end=20 + seen)))
     assert fitted_workload(workload, measured).edges[0].delay == delay
+
+
+@pytest.mark.parametrize("call", [0, 40_000])
+def test_the_host_s_time_is_told_from_waiting_for_full_queues(call: int) -> None:
+    workload = Workload.from_json(raw_file("llm_two_stages"))
+    run = execute(workload, InOrder().schedule(workload), depth=2, call=call)
+    assert fitted_call(run.measured, run.issued, depth=2) == call
+    # With deeper queues in mind, waiting would count.
+    assert fitted_call(run.measured, run.issued, depth=1000) > call

@@ -41,7 +41,7 @@ from .runtime.program_cache import keep_programs
 from .runtime.snapshot import snapshot_shapes
 from .runtime.startup import exercise
 from .runtime.watchdog import Standing, Watchdog
-from .schedules import Policy, Wavefront, Workload
+from .schedules import IN_FLIGHT, Policy, Wavefront, Workload
 from .terminal import Terminal, screen_of
 from .training import Training
 from .verification import verify_run
@@ -94,6 +94,7 @@ class Trainer:
         on_bad_sample: what to do with a sample that cannot be read or fits no micro-batch: "raise", or "skip" it and count its kind.
         share_devices: with fewer devices than the plan asks for, let sections share them instead of refusing.
         in_flight: most unfinished tasks that a replica is given.
+        adaptive: let a replica whose next task waits for its inputs run a later one first; one process only.
         save_dtype: precision of the final weights on disk.
         compile_cache: folder where compiled programs are kept for later runs, set for the whole process; None leaves what is set.
         debug: check every argument of every program before it is called; slower.
@@ -120,7 +121,8 @@ class Trainer:
     metrics: Any = dataclasses.field(default_factory=TensorBoard)
     on_bad_sample: Literal["raise", "skip"] = "raise"
     share_devices: bool = True
-    in_flight: int = 8
+    in_flight: int = IN_FLIGHT
+    adaptive: bool = False
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     compile_cache: str | None = None
     debug: bool = False
@@ -219,6 +221,8 @@ class Trainer:
         """
         dataset = self.dataset()
         plan = self.plan(dataset)
+        if self.adaptive and plan.group.count > 1:
+            self._refuse("adaptive", "False where there are several processes: all must issue tasks in one order", "True")
         return Setup(
             dataset=dataset,
             plan=plan,
@@ -251,7 +255,7 @@ class Trainer:
         evaluation = bool(setup.dataset.heldout) and self.evaluate_batches != 0
         compiled = Compiled(setup.plan, setup.optimizers, self.clip_norm, evaluation, progress)
         saved, step = (resumed.snapshot, resumed.commit.step) if resumed is not None else (None, 0)
-        engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug, saved, standing)
+        engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug, saved, standing, self.adaptive)
         exercised = exercise(setup.plan)
         # Measured numbers differ from time to time; a run that goes on keeps those that it began with, and so its schedules.
         costs = saved_costs(setup.plan, resumed.commit.state) if self.costs == "measured" and resumed is not None else None

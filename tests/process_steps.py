@@ -208,7 +208,7 @@ def misplaced(group: ProcessGroup) -> dict[str, Any]:
 def kept(group: ProcessGroup, folder: str) -> dict[str, Any]:
     """How many programs of each process come from the cache."""
     hits: list[str] = []
-    jax.monitoring.register_event_listener(lambda name, **_: hits.append(name))
+    jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
     keep_programs(Path(folder))
     setup = build(chain(teacher={"trainable": True}, middle={"submesh": "s"}, student={"submesh": "s"}))
     asked, found = (sum(name.endswith(end) for name in hits) for end in ("/compile_requests_use_cache", "/cache_hits"))

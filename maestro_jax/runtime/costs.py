@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..schedules import Cost
+from ..schedules import Cost, fitted_cost
 from .arguments import Arguments
 from .counts import multiplications
 from .plan import EdgePlan, Plan
@@ -79,39 +79,6 @@ def counted_costs(plan: Plan) -> Costs:
     """
     sections = {name: _counted(plan, name) for name in plan.sections}
     return Costs(sections=sections, delays={label: _delay(edge) for label, edge in plan.edges.items()})
-
-
-def fitted_cost(buckets: Sequence[int], squares: Sequence[int], nanoseconds: Sequence[float]) -> Cost:
-    """Fits a cost to tasks by least squares; no part is negative.
-
-    Args:
-        buckets: size of each task's micro-batch.
-        squares: sum of its items' squared units.
-        nanoseconds: what it took.
-
-    >>> fitted_cost([100, 200, 400], [0, 0, 0], [1100.0, 2100.0, 4100.0])
-    Cost(fixed=100, per_unit=10, per_unit_squared=0)
-    """
-    wanted = np.asarray(nanoseconds, np.float64)
-    columns = np.stack([np.ones(len(wanted)), np.asarray(buckets, np.float64), np.asarray(squares, np.float64) / 1000], axis=1)
-    # Columns are scaled alike, or the squares would decide what counts as zero.
-    scale = np.maximum(np.abs(columns).max(axis=0), 1e-12)
-    found = _nonnegative(columns / scale, wanted) / scale
-    fixed, per_unit, squared = (round(float(value)) for value in found)
-    return Cost(fixed=fixed, per_unit=per_unit, per_unit_squared=squared)
-
-
-def _nonnegative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Least squares with the columns of negative parts left out, one after the other; exact for so few columns in practice."""
-    used = [n for n in range(matrix.shape[1]) if np.abs(matrix[:, n]).max() > 0]
-    while used:
-        solved = np.linalg.lstsq(matrix[:, used], wanted, rcond=1e-9)[0]
-        if (solved >= 0).all():
-            result = np.zeros(matrix.shape[1])
-            result[used] = solved
-            return result
-        used.pop(int(np.argmin(solved)))
-    return np.zeros(matrix.shape[1])
 
 
 def _counted(plan: Plan, name: str) -> SectionCosts:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from ..meshes import on_every_device, processes_of
-from ..schedules import Task
+from ..schedules import IN_FLIGHT, Task
 from .arguments import shardings
 from .checks import refuse_deleted
 from .compile import Compiled
@@ -27,8 +27,6 @@ from .snapshot import Snapshot, flat, optimizer_of, take_snapshot
 from .state import Arrays, SectionState, initial_values, make_states, whole, zeros
 from .update import make_shares
 from .watchdog import Standing
-
-DEFAULT_IN_FLIGHT = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,6 +123,7 @@ class Engine:
         debug: check before every call that no argument was given away.
         saved: parameters and optimizer state that go on, on the plan's shardings; seed and given are not used then.
         standing: told where this process stands.
+        adaptive: whether replicas may overtake what waits for its inputs; one process only.
     """
 
     def __init__(
@@ -132,12 +131,13 @@ class Engine:
         compiled: Compiled,
         seed: int,
         given: Mapping[str, Mapping[str, Any]] | None = None,
-        in_flight: int = DEFAULT_IN_FLIGHT,
+        in_flight: int = IN_FLIGHT,
         debug: bool = False,
         saved: Snapshot | None = None,
         standing: Standing | None = None,
+        adaptive: bool = False,
     ) -> None:
-        self.debug, self._number = debug, 0
+        self.debug, self.adaptive, self._number = debug, adaptive, 0
         self.compiled, self.plan = compiled, compiled.plan
         if saved is None:
             values = {n: initial_values(s, compiled.arguments[n], seed, (given or {}).get(n, {})) for n, s in self.plan.local.items()}
@@ -255,8 +255,8 @@ class Engine:
         return take_snapshot(self.states, tuple(n for n in self.compiled.trained if n in self.states))
 
     def _dispatcher(self, completions: Completions | None = None) -> Dispatcher:
-        number = self.next_number()
-        return Dispatcher(self.compiled, self.states, self.zeros, self.in_flight, self.debug, number, self.standing, completions)
+        kept = self.compiled, self.states, self.zeros, self.in_flight, self.debug
+        return Dispatcher(*kept, self.next_number(), self.standing, completions, self.adaptive)
 
     def next_number(self) -> int:
         """Numbers windows and updates, for the names of transfers; all processes run the same ones in the same order."""

@@ -23,6 +23,7 @@ from .runtime.costs import Costs
 from .runtime.global_batch import GlobalBatch
 from .runtime.measure import fitted_costs, measure
 from .runtime.prefetch import Prefetcher
+from .runtime.startup import Exercise
 from .verification import LIMIT, MOST_UNITS, Verification, verify_run
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Run:
         engine: parameters and compiled programs.
         step: optimizer steps that were issued.
         group: the processes of the run.
-        pairs: of devices in different processes, between which rows cross.
+        exercised: what came of trying the ways between processes.
         stopping: whether no more steps are issued, because a stop was asked for.
         skipped_samples: how many samples were left out, by kind: the heading of docs/errors.md that explains it.
         objectives: section -> names of its objectives.
@@ -109,10 +110,10 @@ class Run:
         preparer: Preparer,
         evaluation: bool,
         step: int = 0,
-        pairs: int = 0,
+        exercised: Exercise | None = None,
     ) -> None:
         self.trainer, self.dataset, self.engine = trainer, dataset, engine
-        self.step, self.pairs = step, pairs
+        self.step, self.exercised = step, exercised or Exercise()
         self.skipped_samples: collections.Counter[str] = collections.Counter()
         self._batches, self._preparer, self._evaluation = batches, preparer, evaluation
         self._bad: dict[int, list[DataError]] = {}
@@ -184,10 +185,15 @@ class Run:
         return self._preparer.costs
 
     def measure_costs(self, steps: int = 3) -> None:
-        """Runs tasks of the next steps one by one, the first step to warm up, and fits costs to what they took; trains nothing."""
+        """Runs tasks of the next steps one by one, the first step to warm up, and fits costs to what they took; trains nothing.
+
+        All processes of a run call this.
+        """
         skipped = self.skipped_samples.copy()
         windows = (self._prepare(range(n, n + 1)) for n in range(self.step, self.step + steps))
-        self._preparer.costs = fitted_costs(self._preparer.costs, measure(self.engine, windows))
+        fitted = fitted_costs(self._preparer.costs, measure(self.engine, windows), self.exercised.delays)
+        # All schedule by the numbers of the first process: a fit may end in other last bits on another machine.
+        self._preparer.costs = Costs.from_json(self.group.all_gather("costs", fitted.to_json())[0])
         # These samples come again.
         self.skipped_samples = skipped
         self._bad.clear()

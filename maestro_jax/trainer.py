@@ -240,7 +240,7 @@ class Trainer:
         compiled = Compiled(setup.plan, setup.optimizers, self.clip_norm, evaluation, progress)
         saved, step = (resumed.snapshot, resumed.commit.step) if resumed is not None else (None, 0)
         engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug, saved)
-        pairs = exercise(setup.plan)
+        exercised = exercise(setup.plan)
         # Measured numbers differ from time to time; a run that goes on keeps those that it began with, and so its schedules.
         costs = saved_costs(setup.plan, resumed.commit.state) if self.costs == "measured" and resumed is not None else None
         preparer = Preparer(compiled, self.policy, setup.dataset.specs, self.seed, costs)
@@ -252,7 +252,7 @@ class Trainer:
             preparer=preparer,
             evaluation=evaluation,
             step=step,
-            pairs=pairs,
+            exercised=exercised,
         )
         if self.costs == "measured" and self.steps and costs is None:
             run.measure_costs()
@@ -385,15 +385,13 @@ class Trainer:
         """Refuses what one process alone can do."""
         if verify_step:
             self._refuse("graph", "one process for --verify_step: gradients do not depend on the layout", "several processes")
-        if self.costs == "measured":
-            self._refuse("costs", "'counted' where there are several processes: all must schedule by the same numbers", "'measured'")
 
     def _before_training(self, run: Run, screen: Terminal, verify_step: bool) -> dict[str, MemoryUse]:
         """Shows what the compiled programs take, and verifies their gradients where that is wanted."""
         uses = memory_use(run.engine.compiled, self.in_flight)
         screen.memory(uses)
-        if run.pairs:
-            screen.note(f"tried {run.pairs} ways between devices of different processes: what was sent arrived")
+        if run.exercised.pairs:
+            screen.note(f"tried {run.exercised.pairs} ways between devices of different processes: what was sent arrived")
         if verify_step:
             found = verify_run(run, progress=screen.compiling)
             found.require()

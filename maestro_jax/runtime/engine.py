@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from .dispatcher import Dispatcher, InFlight
 from .feeds import PreparedStep, Window
 from .plan import Plan
 from .snapshot import Snapshot, flat, optimizer_of, take_snapshot
-from .state import Arrays, SectionState, initial_values, make_states, zeros
+from .state import Arrays, SectionState, initial_values, make_states, whole, zeros
 from .update import make_shares
 from .watchdog import Standing
 
@@ -166,20 +167,15 @@ class Engine:
         For verification: parameters stay as they are, accumulators are zero again afterwards.
         """
         found = {}
-        for name, stack in self.issue_without_update(self._dispatcher(), window):
-            if name in self.compiled.trained:
-                section, places = self.plan.sections[name], shardings(self.compiled.arguments[name].master())
-                with jax.set_mesh(section.submesh.mesh):
-                    found[name] = jax.jit(make_shares(section), out_shardings=places)(stack)
-        return found
-
-    def issue_without_update(self, dispatcher: Dispatcher, window: Window) -> Iterator[tuple[str, Arrays]]:
-        """Issues a window of one step by a dispatcher; yields each section's reduced accumulators, which are zero again afterwards."""
-        for number in dispatcher.issue(window):
+        for number in self._dispatcher().issue(window):
             for name in (n for n in self.compiled.reduced if n in self.states):
                 stack, sums, _, _ = self._reduce(name, number)
-                yield name, stack
+                if name in self.compiled.trained:
+                    section, places = self.plan.sections[name], shardings(self.compiled.arguments[name].master())
+                    with jax.set_mesh(section.submesh.mesh):
+                        found[name] = jax.jit(make_shares(section), out_shardings=places)(stack)
                 self._zero(name, stack, sums)
+        return found
 
     def evaluate(self, windows: Iterable[Window]) -> dict[str, float]:
         """Runs forward over batches and returns "section/objective" -> sum / count over all of them.
@@ -214,6 +210,18 @@ class Engine:
         told = {key: values for part in self.plan.group.all_gather("evaluation", mine) for key, values in part.items()}
         replicas = {name: range(self.plan.sections[name].submesh.replicas) for name in names}
         return {name: np.sum([told[f"{name}/{r}"] for r in of_section], axis=0).tolist() for name, of_section in replicas.items()}
+
+    def time_update(self, prepared: PreparedStep, number: int) -> dict[str, int]:
+        """Runs the update of a step whose tasks have ended, without applying it; returns nanoseconds of each section's on this process.
+
+        Sections wait for each other's norm, so each takes as long as the slowest one.
+        """
+        begin = time.perf_counter_ns()
+        active = {name: whole(self.plan.sections[name], np.bool_(False)) for name in prepared.active}
+        self._update(dataclasses.replace(prepared, active=active), number).wait()
+        jax.block_until_ready([state.compute for state in self.states.values()])
+        taken = time.perf_counter_ns() - begin
+        return {name: taken for name in self.compiled.trained if name in self.states}
 
     def parameters(self, section: str) -> dict[str, np.ndarray]:
         """Reads a section's parameters to the host: master copies of what is trained, and what is frozen."""

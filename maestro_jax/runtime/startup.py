@@ -5,38 +5,76 @@ What arrives in the wrong place raises no error by itself, so it is looked for h
 
 from __future__ import annotations
 
+import dataclasses
+import time
 import zlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..errors import ClusterError
+from ..errors import ClusterError, error_of
 from ..meshes import Parcel, Wire, move, processes_of, put_whole
 from .plan import EdgePlan, Plan
 
 
-def exercise(plan: Plan) -> int:
+TRIALS = 3
+"""How often the first wire of each edge is tried; the fastest time counts, because the others may have waited for their sender."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exercise:
+    """What came of trying the ways between processes.
+
+    Args:
+        pairs: of devices in different processes between which rows crossed, each direction counted.
+        delays: edge label -> nanoseconds of a transfer, for edges between processes.
+    """
+
+    pairs: int = 0
+    delays: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def exercise(plan: Plan) -> Exercise:
     """Sends a slot over every wire between processes, forward and, where gradients flow, back; all processes call this.
 
-    Returns:
-        The number of pairs of devices in different processes between which rows crossed, each direction counted.
-
     Raises:
-        ClusterError: something else arrived than was sent.
+        ClusterError: in every process, when something else arrived in one of them than was sent.
     """
-    group, pairs = plan.group, set()
+    group, pairs, problem = plan.group, set(), None
+    delays: dict[str, list[int]] = {}
     if group.count == 1:
-        return 0
+        return Exercise()
+    for edge, wire, back, name in _ways(plan):
+        pairs |= _pairs(wire, back)
+        if group.index in (*processes_of(wire.source), *processes_of(wire.target)):
+            try:
+                taken = _try(edge, wire, back, plan, name)
+            except ClusterError as error:
+                # The others wait for what comes after it.
+                problem = problem or error
+            else:
+                delays.setdefault(edge.edge.label, []).extend([] if taken is None else [taken])
+    fastest = {label: min(found) for label, found in delays.items() if found}
+    told = group.all_gather("exercise", {"delays": fastest, "problem": problem and problem.to_json()})
+    for part in told:
+        if part["problem"] is not None:
+            raise problem or error_of(part["problem"])
+    labels = sorted({label for part in told for label in part["delays"]})
+    return Exercise(pairs=len(pairs), delays={n: max(part["delays"].get(n, 0) for part in told) for n in labels})
+
+
+def _ways(plan: Plan) -> Iterator[tuple[EdgePlan, Wire, bool, str]]:
+    """(edge, wire, whether backward, name) of each transfer to try; the first wire of each edge several times."""
     for label, edge in plan.edges.items():
+        trials = TRIALS
         for replicas, wire in edge.wires.items():
-            for back in (False, True)[: 1 + edge.backward]:
-                pairs |= _pairs(wire, back)
-                here, there = (wire.target, wire.source) if back else (wire.source, wire.target)
-                if len({*processes_of(here), *processes_of(there)}) > 1 and group.index in (*processes_of(here), *processes_of(there)):
-                    _try(plan, edge, wire, back, f"exercise {label} {replicas} {back}")
-    group.all_gather("exercise", None)
-    return len(pairs)
+            if not wire.in_one_process:
+                for back in (False, True)[: 1 + edge.backward]:
+                    for trial in range(trials):
+                        yield edge, wire, back, f"exercise {label} {replicas} {back} {trial}"
+                trials = 1
 
 
 def _pairs(wire: Wire, back: bool) -> set[tuple[Any, Any]]:
@@ -45,7 +83,8 @@ def _pairs(wire: Wire, back: bool) -> set[tuple[Any, Any]]:
     return {(a.id, b.id) for a, b in crossing if a.process_index != b.process_index}
 
 
-def _try(plan: Plan, edge: EdgePlan, wire: Wire, back: bool, name: str) -> None:
+def _try(edge: EdgePlan, wire: Wire, back: bool, plan: Plan, name: str) -> int | None:
+    """Sends a slot; returns nanoseconds until it had arrived, or None where nothing of it arrives."""
     here = wire.target if back else wire.source
     sent = _contents(wire, name)
     slot = None
@@ -54,9 +93,12 @@ def _try(plan: Plan, edge: EdgePlan, wire: Wire, back: bool, name: str) -> None:
         parts = np.split(sent, len(shapes))
         slot = tuple(put_whole(part, shape.sharding) for part, shape in zip(parts, shapes, strict=True))
         jax.block_until_ready(slot)
+    begin = time.perf_counter_ns()
     [arrived] = move([Parcel(wire, slot, back)], plan.group.transport, name)
     if arrived is None:
-        return
+        return None
+    jax.block_until_ready(arrived)
+    taken = time.perf_counter_ns() - begin
     found = {(j, shard.device): shard.data for j, array in enumerate(arrived) for shard in array.addressable_shards}
     stripes = np.split(sent, wire.stripes)
     for k, source, target in wire.expected(back):
@@ -69,6 +111,7 @@ def _try(plan: Plan, edge: EdgePlan, wire: Wire, back: bool, name: str) -> None:
                 fix="report this with the versions of jax and drivers; inside one process nothing goes this way",
                 anchor="transfer-misplaced",
             )
+    return taken
 
 
 def _contents(wire: Wire, name: str) -> np.ndarray:

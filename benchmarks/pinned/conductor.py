@@ -17,6 +17,7 @@ from typing import Any
 from maestro_jax.launch import LOOPBACK
 from maestro_jax.places import COORDINATOR, COUNT, DEVICES, INDEX
 
+ROOT = Path(__file__).resolve().parents[2]
 CORES = 2
 IDLE_SECONDS, IDLE_SHARE = 2.0, 0.05
 """How long processes that wait are watched, and what share of a core they may use."""
@@ -96,7 +97,7 @@ class Processes:
             self._port.close()
 
     def _environment(self, index: int) -> dict[str, str]:
-        found = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        found = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
         if len(self._cores) > 1:
             port = self._port.getsockname()[1] if self._port is not None else 0
             found |= {COORDINATOR: f"{LOOPBACK}:{port}", COUNT: str(len(self._cores)), INDEX: str(index), DEVICES: "1"}

@@ -40,7 +40,7 @@ class System:
             optimizer=optimizer(),
             clip_norm=CLIP_NORM,
             policy=POLICIES[way],
-            costs="counted",
+            costs="measured",
             run_ahead=case.window,
             # Nothing is evaluated; it makes the run wait at the end of each window, where the clock is stopped.
             evaluate_every=case.window,

@@ -35,12 +35,21 @@ def started(spec: dict[str, Any]) -> Way:
     from maestro_jax.cluster import connect
 
     from .cases import case_of
-    from .one_program import LAYOUTS, OneProgram
-    from .system import System
 
     connect()
-    kind = OneProgram if spec["way"] in LAYOUTS else System
-    return kind(case_of(spec["case"], quick=spec["quick"]), spec["way"], spec["windows"])
+    case, way, windows = case_of(spec["case"], quick=spec["quick"]), spec["way"], spec["windows"]
+    # Only what a way needs is imported: Tunix's environment has nothing else.
+    if way.startswith("tunix"):
+        from .tunix_way import Tunix
+
+        return Tunix(case, way, windows)
+    if way.startswith("one_"):
+        from .one_program import OneProgram
+
+        return OneProgram(case, way, windows)
+    from .system import System
+
+    return System(case, way, windows)
 
 
 def timed(way: Way) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from maestro_jax.places import COORDINATOR, COUNT, DEVICES, INDEX
 
 ROOT = Path(__file__).resolve().parents[2]
 CORES = 2
-IDLE_SECONDS, IDLE_SHARE = 2.0, 0.05
-"""How long processes that wait are watched, and what share of a core they may use."""
+IDLE_SECONDS = 2.0
+"""How long processes that wait are watched."""
 
 Answers = list[dict[str, Any]]
 
@@ -98,6 +98,9 @@ class Processes:
 
     def _environment(self, index: int) -> dict[str, str]:
         found = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+        if self._spec["quick"]:
+            # Nobody looks at the speed, and compiling takes longer than all else.
+            found["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
         if len(self._cores) > 1:
             port = self._port.getsockname()[1] if self._port is not None else 0
             found |= {COORDINATOR: f"{LOOPBACK}:{port}", COUNT: str(len(self._cores)), INDEX: str(index), DEVICES: "1"}

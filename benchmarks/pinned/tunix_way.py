@@ -180,5 +180,3 @@ def _of_nnx(made: optax.GradientTransformation) -> optax.GradientTransformation:
         return jax.tree.unflatten(jax.tree.structure(updates), [found[path] for path in flat(updates)]), state
 
     return optax.GradientTransformation(init, update)
-
-

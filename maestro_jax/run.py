@@ -16,9 +16,11 @@ import numpy as np
 
 from .data import Batches, Dataset
 from .data.batches import heldout_places
-from .errors import DataError
+from .errors import ConfigError, DataError, set_by
 from .models.weights import save_weights
+from .record import Record
 from .runtime import Engine, Preparer, StepReport, Window
+from .runtime.completions import Completions
 from .runtime.costs import Costs
 from .runtime.global_batch import GlobalBatch
 from .runtime.measure import fitted_costs, measure
@@ -121,6 +123,9 @@ class Run:
         self._reader = trainer.reader(engine.plan, dataset)
         self._wants_stop: Callable[[], bool] = never
         self._stops: dict[int, bool] = {}
+        self._timelines = set(trainer.timelines)
+        self._watched: dict[int, Completions] = {}
+        self._records: dict[int, Record] = {}
         self.stopping = False
         sections = trainer.graph.sections
         self.objectives = {s.name: tuple(s.objectives) for s in sections if s.objectives}
@@ -149,7 +154,7 @@ class Run:
                 if self._stops.pop(self.step, False) or (self.group.count == 1 and stop()):
                     self.stopping = True
                     break
-                for issued in self.engine.run(window):
+                for issued in self.engine.run(window, self._watch(window)):
                     waiting.append(issued)
                     self.step += 1
                     while len(waiting) > (0 if self.trainer.pauses(self.step) else LAG):
@@ -163,6 +168,31 @@ class Run:
                 last = time.perf_counter()
         finally:
             prefetcher.close()
+
+    def record(self) -> Record:
+        """Trains the next steps, those that are scheduled together, and returns what was scheduled and what was measured of them.
+
+        Raises:
+            ConfigError: no step is left.
+            DataError: for a bad sample, when `on_bad_sample` is "raise".
+        """
+        first = self.step
+        if first >= self.trainer.steps:
+            raise ConfigError(
+                "no step is left that could be recorded.",
+                wanted="a step that is still to be trained",
+                have=f"{first} of {self.trainer.steps} steps are trained",
+                fix="raise steps, or start another run",
+                anchor="trainer-value",
+                set_by=set_by(self.trainer, "steps"),
+            )
+        self._timelines.add(first + 1)
+        collections.deque(self.steps(lambda: self.step > first), maxlen=0)
+        return self._records.pop(self.trainer.window(first).stop)
+
+    def recorded(self, step: int) -> Record | None:
+        """Returns, once, the record of the window that ends with a step (counted from 1), where `timelines` names a step of it."""
+        return self._records.pop(step, None)
 
     def evaluate(self, stop: Callable[[], bool] = never) -> dict[str, float]:
         """Returns "section/objective" -> mean over the held-out data; empty when there is none. Training is not disturbed.
@@ -248,6 +278,13 @@ class Run:
         self._bad |= {step + 1: bad for step, (_, bad) in zip(steps, read, strict=True) if bad}
         return self._preparer.prepare_window([batch for batch, _ in read], steps.start)
 
+    def _watch(self, window: Window) -> Completions | None:
+        """Watches a window with a step of which a timeline is wanted."""
+        if self._timelines.isdisjoint(step.step + 1 for step in window.steps):
+            return None
+        found = self._watched[window.steps[-1].step] = Completions(self.engine.plan, window)
+        return found
+
     def _heldout(self, places: Sequence[int]) -> GlobalBatch:
         [(batch, bad)] = self._reader.read(self.dataset.heldout, [places], "held-out samples")
         self.skipped_samples.update(error.anchor for error in bad)
@@ -258,6 +295,10 @@ class Run:
         standing = self.engine.standing
         standing.waiting = f"step {report.prepared.step + 1} to end"
         found = report.wait().shared(self.engine.plan)
+        watched = self._watched.pop(report.prepared.step, None)
+        if watched is not None:
+            nominal = self.trainer.costs == "counted"
+            self._records[report.prepared.step + 1] = dataclasses.replace(watched.record(), nominal=nominal)
         standing.waiting = ""
         standing.step_ended()
         return found

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 from .checkpoint import Checkpoints
 from .config import check_fields, configurable
@@ -37,9 +36,10 @@ from .runtime.compile import Progress
 from .runtime.costs import counted_costs
 from .runtime.global_batch import Reader
 from .runtime.memory import MemoryUse, memory_use, predict_bucket_bytes, predict_memory
+from .runtime.program_cache import keep_programs
 from .runtime.snapshot import snapshot_shapes
 from .runtime.startup import exercise
-from .runtime.watchdog import Watchdog
+from .runtime.watchdog import Standing, Watchdog
 from .schedules import Policy, Wavefront, Workload
 from .terminal import Terminal, screen_of
 from .training import Training
@@ -88,6 +88,7 @@ class Trainer:
         keep_checkpoints: how many of the newest checkpoints stay.
         keep_best: held-out objective ("section/objective", lower is better) whose best checkpoint stays besides; None keeps none.
         skip_limit: most steps in a row that may be skipped because something is not finite.
+        timelines: steps, from 1, whose windows are recorded: timeline.html and trace.json show what ran when; () records none.
         metrics: where numbers go besides metrics.jsonl: TensorBoard(), WeightsAndBiases(), or None.
         on_bad_sample: what to do with a sample that cannot be read or fits no micro-batch: "raise", or "skip" it and count its kind.
         share_devices: with fewer devices than the plan asks for, let sections share them instead of refusing.
@@ -114,6 +115,7 @@ class Trainer:
     keep_checkpoints: int = 2
     keep_best: str | None = None
     skip_limit: int = 10
+    timelines: tuple[int, ...] = (10,)
     metrics: Any = dataclasses.field(default_factory=TensorBoard)
     on_bad_sample: Literal["raise", "skip"] = "raise"
     share_devices: bool = True
@@ -137,6 +139,8 @@ class Trainer:
             value = getattr(self, field)
             if value is not None and value < low:
                 self._refuse(field, f"a whole number, at least {low}", str(value))
+        if any(step < 1 for step in self.timelines):
+            self._refuse("timelines", "numbers of steps, from 1", str(self.timelines))
         if self.clip_norm is not None and not self.clip_norm > 0:
             self._refuse("clip_norm", "a positive number, or None", str(self.clip_norm))
         objectives = [f"{s.name}/{name}" for s in self.graph.sections for name in s.objectives]
@@ -222,13 +226,20 @@ class Trainer:
             optimizers={s.name: self._optimizer(s) for s in self.graph.sections if s.trainable},
         )
 
-    def start(self, setup: Setup | None = None, progress: Progress | None = None, resumed: Resumed | None = None) -> Run:
+    def start(
+        self,
+        setup: Setup | None = None,
+        progress: Progress | None = None,
+        resumed: Resumed | None = None,
+        standing: Standing | None = None,
+    ) -> Run:
         """Compiles every program and makes the initial state.
 
         Args:
             setup: what `setup` returned; None calls it.
             progress: called after each compiled program.
             resumed: what to go on from; None begins at step 0.
+            standing: told where this process stands, for a `Watchdog`.
 
         Raises:
             MaestroError: as `setup`.
@@ -239,7 +250,7 @@ class Trainer:
         evaluation = bool(setup.dataset.heldout) and self.evaluate_batches != 0
         compiled = Compiled(setup.plan, setup.optimizers, self.clip_norm, evaluation, progress)
         saved, step = (resumed.snapshot, resumed.commit.step) if resumed is not None else (None, 0)
-        engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug, saved)
+        engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug, saved, standing)
         exercised = exercise(setup.plan)
         # Measured numbers differ from time to time; a run that goes on keeps those that it began with, and so its schedules.
         costs = saved_costs(setup.plan, resumed.commit.state) if self.costs == "measured" and resumed is not None else None
@@ -342,8 +353,10 @@ class Trainer:
             self._show(setup, units, screen)
             if group.count > 1:
                 self._check_processes(verify_step)
+            standing = Standing()
+            stack.enter_context(Watchdog(group, standing))
             if folder is None:
-                run = self.start(setup, screen.compiling)
+                run = self.start(setup, screen.compiling, standing=standing)
                 self._before_training(run, screen, verify_step)
                 Training(run, screen).fit()
                 return run
@@ -369,7 +382,7 @@ class Trainer:
             if self.metrics is not None and files is not None:
                 writer = self.metrics.open(files.path, step=step, config_text=config_text)
                 stack.callback(writer.close)
-            run = self.start(setup, screen.compiling, resumed)
+            run = self.start(setup, screen.compiling, resumed, standing)
             uses = self._before_training(run, screen, verify_step)
             if going and files is not None:
                 files.write_plan(plan + memory_text(uses))
@@ -377,8 +390,7 @@ class Trainer:
             training = Training(run, screen, folder=files, checkpoints=checkpoints, writer=writer, state=state)
             if resumed is not None:
                 training.restore(resumed.commit)
-            with Watchdog(group, run.engine.standing):
-                training.fit()
+            training.fit()
         return run
 
     def _check_processes(self, verify_step: bool) -> None:
@@ -423,18 +435,6 @@ class Trainer:
     def reader(self, plan: Plan, dataset: Dataset) -> Reader:
         """Reads the samples of steps; `on_bad_sample` says what is made of bad ones."""
         return Reader(plan, dataset.specs, skip=self.on_bad_sample == "skip")
-
-
-def keep_programs(folder: Path) -> None:
-    """Makes JAX keep every compiled program in `folder`, for all that this process compiles from now on.
-
-    On CPU a program that comes from the cache cannot be loaded for other replicas, so theirs are kept as well.
-    """
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    # The default would leave out what compiles in less than a second, which is most of a small graph.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    # JAX opens its cache once; without this, a second folder would be ignored.
-    compilation_cache.reset_cache()
 
 
 def make_cpu_devices(count: int) -> None:

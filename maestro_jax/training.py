@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ class Training:
         self._watch = LossWatch()
         self._skips = SkipLimit(self.trainer.skip_limit, set_by=set_by(self.trainer, "skip_limit"))
         self._pace = Pace()
+        self._drawing, self._drawn = ThreadPoolExecutor(1, "timelines"), list[Future[None]]()
         self._named = 0
         self._units: collections.Counter[str] = collections.Counter()
         self._scheduled: collections.Counter[str] = collections.Counter()
@@ -78,8 +80,9 @@ class Training:
             TrainingError: too many steps in a row were skipped.
             CheckpointError: something cannot be written.
         """
-        with Interrupt() as interrupt:
+        with Interrupt() as interrupt, self._drawing:
             self._terminal.start(self._first_line())
+            self.run.engine.standing.begin()
             # A run that was stopped at a step with an evaluation has not made it.
             if not self.run.step or (self._evaluates_at(self.run.step) and self._evaluated_step != self.run.step):
                 self._evaluate(interrupt)
@@ -95,6 +98,8 @@ class Training:
             if self._checkpoints is not None:
                 with self.run.engine.standing.pause():
                     self._checkpoints.wait()
+            for drawn in self._drawn:
+                drawn.result()
             self._terminal.finish(self._last_lines(interrupt))
         interrupt.raise_it()
         return self._last
@@ -169,6 +174,10 @@ class Training:
             self._folder.append(record)
         if self._writer is not None:
             self._writer.steps(record)
+        timeline = self.run.recorded(result.step)
+        if timeline is not None and self._folder is not None:
+            # Beside the steps: drawing thousands of tasks takes a second, and meanwhile nothing would be issued.
+            self._drawn.append(self._drawing.submit(self._folder.write_timeline, timeline))
         self._terminal.tick(result.step, trainer.steps)
         if result.step % trainer.log_every == 0 or result.step in (1, trainer.steps) or not applied:
             self._terminal.step(record)

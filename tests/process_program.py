@@ -184,6 +184,21 @@ def reads(group: ProcessGroup) -> dict[str, Any]:
     return {"share": share, "ids": [sample.id for sample in batch.samples], "bad": [e.what for e in bad], "all": len(set(read))}
 
 
+def timeline(group: ProcessGroup) -> dict[str, Any]:
+    """A recorded step, after one that is not."""
+    from engines import build
+    from support import chain, text_samples
+
+    from maestro_jax.runtime.completions import Completions
+
+    setup = build(chain(middle={"submesh": "s"}, student={"submesh": "s", "replicas": 2}, teacher={"replicas": 2}))
+    setup.engine.step(setup.preparer.prepare(text_samples(14), 0)).wait()
+    window = setup.preparer.prepare(text_samples(14), 1)
+    completions = Completions(setup.engine.plan, window)
+    list(setup.engine.run(window, completions))
+    return completions.record().to_json()
+
+
 def main(folder: str, function: str, *arguments: str) -> None:
     group = connect()
     # JAX is started before the first exchange.

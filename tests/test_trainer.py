@@ -26,6 +26,7 @@ from maestro_jax.initial_weights import given_weights
 from maestro_jax.models import Decoder
 from maestro_jax.models.weights import WeightFile, save_weights
 from maestro_jax.optimizers import AdamW, Sgd, WarmupCosine, build_optimizer
+from maestro_jax.record import read_records
 from maestro_jax.schedules import InOrder
 from maestro_jax.terminal import Terminal
 from maestro_jax.trainer import Trainer
@@ -75,6 +76,36 @@ def test_the_same_seed_gives_the_same_run() -> None:
     losses = [[r.metrics["loss"] for r in trainer(seed=5).start().steps()] for _ in range(2)]
     assert losses[0] == losses[1]
     assert losses[0] != [r.metrics["loss"] for r in trainer(seed=6).start().steps()]
+
+
+def test_the_window_of_a_named_step_is_recorded(tmp_path: Path) -> None:
+    ahead = chain(teacher={"trainable": False})
+    run = trainer(graph=ahead, steps=4, run_ahead=2, timelines=(4,)).fit(tmp_path)
+    [found] = read_records(tmp_path)
+    assert (found.first_step, len(found.workload.steps)) == (3, 2)
+    assert found.nominal  # costs are counted
+    assert {task.section for task in found.measured.tasks} == {"teacher", "middle", "student"}
+    assert all(0 <= issued <= task.start <= task.end for issued, task in zip(found.issued, found.measured.tasks, strict=True))
+    assert {path.name for path in tmp_path.glob("t*")} == {"timelines", "timeline.html", "trace.json", "tensorboard"}
+    assert run.recorded(4) is None  # it was taken
+
+
+def test_without_named_steps_nothing_is_recorded(tmp_path: Path) -> None:
+    trainer(timelines=(), metrics=None).fit(tmp_path)
+    assert list(tmp_path.glob("t*")) == []
+
+
+def test_the_next_steps_can_be_recorded_on_request() -> None:
+    run = trainer().start()
+    assert [run.record().first_step, run.record().first_step] == [1, 2]
+    assert [result.step for result in run.steps()] == [3]
+    with pytest.raises(ConfigError, match="no step is left"):
+        run.record()
+
+
+def test_recording_changes_no_numbers() -> None:
+    plain, watched = (list(trainer(timelines=steps).start().steps()) for steps in ((), (1, 2, 3)))
+    assert [result.metrics for result in plain] == [result.metrics for result in watched]
 
 
 def test_nothing_compiles_after_the_start_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +290,7 @@ def test_what_cannot_be_used_is_refused(field: str, value: Any) -> None:
         ("keep_checkpoints", 0),
         ("keep_best", "student/perplexity"),
         ("skip_limit", -1),
+        ("timelines", (10, 0)),
         ("metrics", "tensorboard"),
         ("steps", "5"),
     ],

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from ..errors import ConfigError, set_by
 from .arguments import Arguments, shardings
 from .plan import Plan
+from .program_cache import kept_by
 from .programs import SectionFunctions
 from .task_programs import TaskPrograms
 from .update import make_apply, make_reduce, zero
@@ -46,6 +47,9 @@ class Program:
     loaded: bool
     memory: Any
 
+
+COMPILE_SECONDS = 4 * 3600.0
+"""How long a process waits for the others to compile; the watchdog notices those that died."""
 
 Job = Callable[[], tuple[Any, bool]]
 """Makes a program; returns it, and whether it was loaded rather than compiled."""
@@ -86,7 +90,8 @@ class Compiled:
         jobs = [*self._task_jobs(evaluation), *self._update_jobs(clip_norm)]
         for (section, kind, bucket, replica), job in jobs:
             start = time.perf_counter()
-            compiled, loaded = job()
+            with kept_by(plan.sections[section].submesh.processes[0], plan.group):
+                compiled, loaded = job()
             self._table[section, kind, bucket, replica] = compiled
             program = Program(
                 section=section,
@@ -140,7 +145,8 @@ class Compiled:
         mine = {
             n: [self._bytes_in_flight(n, b) for b in s.section.buckets] for n, s in local.items() if s.submesh.processes[0] == group.index
         }
-        told = {name: tuple(found) for part in group.all_gather("bytes", mine) for name, found in part.items()}
+        # Others may have far more to compile.
+        told = {name: tuple(found) for part in group.all_gather("bytes", mine, COMPILE_SECONDS) for name, found in part.items()}
         return {name: told[name] for name in self.plan.sections}
 
     def _bytes_in_flight(self, name: str, bucket: int) -> int:

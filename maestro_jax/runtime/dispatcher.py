@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,9 +22,10 @@ from ..meshes import Parcel, move
 from ..schedules import DEVICES, Task, issue
 from .checks import explain_mismatch, refuse_deleted
 from .compile import Compiled
+from .completions import Completions
 from .feeds import Micro, Slot, Window
 from .state import SectionState
-from .watchdog import Standing
+from .watchdog import Replica, Standing
 
 Slots = dict[str, list[tuple[jax.Array, ...]]]
 
@@ -50,20 +52,27 @@ class InFlight:
     def __init__(self, limit: int, standing: Standing) -> None:
         self.limit, self._standing = limit, standing
         standing.unfinished = self.unfinished
-        self._markers: dict[tuple[str, int], collections.deque[jax.Array]] = collections.defaultdict(collections.deque)
+        self._given: dict[Replica, collections.deque[tuple[Task, jax.Array]]] = collections.defaultdict(collections.deque)
 
-    def add(self, section: str, replica: int, marker: jax.Array) -> None:
-        """Counts a task; waits for the oldest one when there are too many."""
-        queue = self._markers[section, replica]
-        queue.append(marker)
+    def add(self, task: Task, marker: jax.Array) -> None:
+        """Counts a task; waits for the oldest one of its replica when there are too many."""
+        queue = self._given[task.section, task.replica]
+        queue.append((task, marker))
         if len(queue) > self.limit:
-            self._standing.waiting = f"the oldest task of {section} replica {replica}"
-            queue.popleft().block_until_ready()
+            self._standing.waiting = f"the oldest task of {task.section} replica {task.replica}"
+            # It leaves the queue when it has ended: until then the watchdog sees it.
+            queue[0][1].block_until_ready()
+            queue.popleft()
             self._standing.waiting = ""
 
-    def unfinished(self) -> dict[tuple[str, int], int]:
-        """(section, replica) -> tasks that were issued and have not ended."""
-        return {key: sum(not _is_ready(marker) for marker in list(queue)) for key, queue in list(self._markers.items())}
+    def wait(self) -> None:
+        """Waits for all of them."""
+        for queue in self._given.values():
+            jax.block_until_ready([marker for _, marker in queue])
+
+    def unfinished(self) -> dict[Replica, list[Task]]:
+        """The tasks that each replica was given and that have not ended, oldest first."""
+        return {key: [task for task, marker in list(queue) if not _is_ready(marker)] for key, queue in list(self._given.items())}
 
 
 class Dispatcher:
@@ -80,8 +89,13 @@ class Dispatcher:
         debug: bool,
         number: int,
         standing: Standing,
+        completions: Completions | None = None,
     ) -> None:
-        """Takes what lasts for a run, and its own number in it; `debug` checks every argument before a call."""
+        """Takes what lasts for a run, and its own number in it.
+
+        `debug` checks every argument before a call; `completions` are told of every task, where it is to be known when they end.
+        """
+        self.completions = completions
         self.debug, self.number, self.standing = debug, number, standing
         self.compiled, self.plan, self.states, self.zeros, self.in_flight = compiled, compiled.plan, states, zeros, in_flight
 
@@ -100,6 +114,7 @@ class Dispatcher:
             EdgeError: when a payload's rows are not what its consumer expects.
         """
         self.window = window
+        self.standing.window(window.schedule, len(window.steps))
         self.payloads: dict[tuple[str, Micro, Micro], Payload] = {}
         self.returned: dict[tuple[str, Micro, Micro], tuple[jax.Array, ...]] = {}
         self.saved: dict[Micro, Saved] = {}
@@ -132,8 +147,12 @@ class Dispatcher:
         """Issues a task; returns its scheduled end."""
         if task.kind != "update" and self.plan.is_local(task.section, task.replica):
             self.standing.start(task)
+            needs = self._needed(task) if self.completions is not None else ()
+            issued = time.monotonic_ns()
             marker: jax.Array = getattr(self, "_" + task.kind)(task)
-            self.in_flight.add(task.section, task.replica, marker)
+            if self.completions is not None:
+                self.completions.watch(task, issued, needs, marker)
+            self.in_flight.add(task, marker)
             self.latest = marker
         elif task.kind == "forward":
             self._send(task, None)
@@ -210,6 +229,13 @@ class Dispatcher:
             self.sums[task.section, task.replica] = sums
 
     # -- payloads
+
+    def _needed(self, task: Task) -> list[tuple[jax.Array, ...]]:
+        """The payloads that a task is about to take."""
+        micro = (task.section, task.items)
+        if task.kind == "backward":
+            return [self.returned[slot.label, micro, slot.partner] for slot in self.window.feeds[micro].leaving]
+        return [self.payloads[slot.label, slot.partner, micro].arrays for slot in self.window.feeds[micro].arriving]
 
     def _arrived(self, task: Task) -> dict[str, tuple[tuple[jax.Array, ...], ...]]:
         """The payloads of a micro-batch by slot, zeros where none is sent; each is checked against its route."""

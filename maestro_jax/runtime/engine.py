@@ -19,6 +19,7 @@ from ..schedules import Task
 from .arguments import shardings
 from .checks import refuse_deleted
 from .compile import Compiled
+from .completions import Completions
 from .dispatcher import Dispatcher, InFlight
 from .feeds import PreparedStep, Window
 from .plan import Plan
@@ -123,6 +124,7 @@ class Engine:
         in_flight: most unfinished tasks that a replica is given.
         debug: check before every call that no argument was given away.
         saved: parameters and optimizer state that go on, on the plan's shardings; seed and given are not used then.
+        standing: told where this process stands.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class Engine:
         in_flight: int = DEFAULT_IN_FLIGHT,
         debug: bool = False,
         saved: Snapshot | None = None,
+        standing: Standing | None = None,
     ) -> None:
         self.debug, self._number = debug, 0
         self.compiled, self.plan = compiled, compiled.plan
@@ -144,7 +147,7 @@ class Engine:
             values = {n: {**flat(trained), **flat(frozen)} for n, (trained, frozen) in parts.items()}
             optimizers = {n: optimizer_of(saved.trained[n], compiled.optimizer_states[n]) for n in compiled.trained if n in self.plan.local}
             self.states = make_states(compiled, values, optimizers)
-        self.standing = Standing()
+        self.standing = standing if standing is not None else Standing()
         self.in_flight = InFlight(in_flight, self.standing)
         self.zeros = _zero_slots(compiled)
         self.last_tasks: list[Task] = []
@@ -154,12 +157,31 @@ class Engine:
         [report] = self.run(window)
         return report
 
-    def run(self, window: Window) -> Iterator[StepReport]:
-        """Issues a window of training steps; yields each one when its update has been issued, without waiting for it."""
-        dispatcher = self._dispatcher()
-        for number in dispatcher.issue(window):
-            yield self._update(window.steps[number], number)
+    def run(self, window: Window, completions: Completions | None = None) -> Iterator[StepReport]:
+        """Issues a window of training steps; yields each one when its update has been issued, without waiting for it.
+
+        Args:
+            window: the steps.
+            completions: watch the tasks of this window, which then begins when the devices have nothing else to do.
+        """
+        dispatcher = self._dispatcher(completions)
+        if completions is not None:
+            self._wait()
+            completions.open()
+        try:
+            for number in dispatcher.issue(window):
+                yield self._update(window.steps[number], number, completions)
+        finally:
+            if completions is not None:
+                completions.close()
         self.last_tasks = dispatcher.issued
+
+    def _wait(self) -> None:
+        """Waits until this process's devices have run all that was issued."""
+        self.standing.waiting = "what was issued before the steps that are recorded"
+        jax.block_until_ready([state.compute for state in self.states.values()])
+        self.in_flight.wait()
+        self.standing.waiting = ""
 
     def accumulate(self, window: Window) -> dict[str, Arrays]:
         """Issues a window of one step without its update and returns every trained section's gradient, summed over replicas.
@@ -218,7 +240,7 @@ class Engine:
         """
         begin = time.perf_counter_ns()
         active = {name: whole(self.plan.sections[name], np.bool_(False)) for name in prepared.active}
-        self._update(dataclasses.replace(prepared, active=active), number).wait()
+        self._update(dataclasses.replace(prepared, active=active), number, None).wait()
         jax.block_until_ready([state.compute for state in self.states.values()])
         taken = time.perf_counter_ns() - begin
         return {name: taken for name in self.compiled.trained if name in self.states}
@@ -232,8 +254,9 @@ class Engine:
         """Parameters and optimizer state as they are between two steps; the next step donates these arrays, so do not keep them."""
         return take_snapshot(self.states, tuple(n for n in self.compiled.trained if n in self.states))
 
-    def _dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.compiled, self.states, self.zeros, self.in_flight, self.debug, self.next_number(), self.standing)
+    def _dispatcher(self, completions: Completions | None = None) -> Dispatcher:
+        number = self.next_number()
+        return Dispatcher(self.compiled, self.states, self.zeros, self.in_flight, self.debug, number, self.standing, completions)
 
     def next_number(self) -> int:
         """Numbers windows and updates, for the names of transfers; all processes run the same ones in the same order."""
@@ -260,7 +283,8 @@ class Engine:
         """Makes zeros in the place of what was reduced: the next accumulators."""
         self.states[name].put_stacks(*self._call("zero", name, stack, sums))
 
-    def _update(self, prepared: PreparedStep, number: int) -> StepReport:
+    def _update(self, prepared: PreparedStep, number: int, completions: Completions | None) -> StepReport:
+        issued = time.monotonic_ns()
         reduced = {name: self._reduce(name, number) for name in self.compiled.reduced if name in self.states}
         norm = applied = None
         update = self.next_number()
@@ -273,6 +297,8 @@ class Engine:
             arguments = (state.master, state.optimizer, state.compute, reduced[name][0], squares, prepared.active[name])
             state.master, state.optimizer, compute, section_norm, section_applied = self._call("apply", name, *arguments)
             state.set_compute(compute)
+            if completions is not None:
+                completions.watch_update(name, number, issued, squares, section_norm)
             if norm is None:
                 norm, applied = section_norm, section_applied
         for name, (stack, sums, _, _) in reduced.items():

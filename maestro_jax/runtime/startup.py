@@ -18,7 +18,6 @@ from ..errors import ClusterError, error_of
 from ..meshes import Parcel, Wire, move, processes_of, put_whole
 from .plan import EdgePlan, Plan
 
-
 TRIALS = 3
 """How often the first wire of each edge is tried; the fastest time counts, because the others may have waited for their sender."""
 

@@ -21,41 +21,61 @@ from types import TracebackType
 from typing import Any
 
 from ..meshes import ProcessGroup
-from ..schedules import Task
+from ..schedules import Schedule, Task
 
 SILENT_SECONDS = 20.0
 """After how long without a word a process counts as stopped."""
 
-LATE_FACTOR, LATE_SECONDS, FIRST_SECONDS = 20, 60.0, 600.0
-"""A run stands still when no task was issued and no step ended for so many times its slowest step, and at least so long; at its beginning,
-when programs run for the first time and the data is opened, for longer."""
+LATE_FACTOR, LATE_WINDOWS, LATE_SECONDS, FIRST_SECONDS = 20, 2, 60.0, 600.0
+"""A task is late after `LATE_FACTOR` times what it and the wait before it are scheduled to take, at the pace of the slowest step so far; at
+least after `LATE_WINDOWS` times the steps that are scheduled together, because costs may be far from the truth and it may wait for any
+other task of them; and at least after `LATE_SECONDS`. In the first two steps, when programs run for the first time and the data is
+opened, after `FIRST_SECONDS`. Where nothing is issued and no step ends, `LATE_FACTOR` times the slowest step counts."""
 
 EXIT_CODE = 70
 _BEAT_SECONDS = 1.0
 
+Replica = tuple[str, int]
+"""(section, number of the replica)."""
+
 
 @dataclasses.dataclass
 class Standing:
-    """Where a process stands, for people: what it issued last on each replica, and what it waits for.
+    """Where a process stands, for people, and whether it gets on.
 
     Args:
         steps: steps that have ended.
-        issued: (section, replica) -> the task that was issued last.
+        issued: the task that each replica was given last.
         waiting: what the dispatching thread waits for; empty when it does not.
-        unfinished: returns (section, replica) -> tasks that were issued and have not ended.
+        unfinished: returns the tasks that each replica was given and that have not ended, oldest first.
         moved: when something was issued or ended last, in seconds of `time.monotonic`.
         slowest: seconds of the slowest step but the first.
-        paused: whether nothing has to move, because files are written.
+        slowness: seconds for each scheduled nanosecond in the slowest step by that measure.
+        paused: whether nothing has to move: before training, and while files are written.
     """
 
     steps: int = 0
-    issued: dict[tuple[str, int], Task] = dataclasses.field(default_factory=dict)
+    issued: dict[Replica, Task] = dataclasses.field(default_factory=dict)
     waiting: str = ""
-    unfinished: Callable[[], dict[tuple[str, int], int]] = dict
+    unfinished: Callable[[], dict[Replica, list[Task]]] = dict
     moved: float = dataclasses.field(default_factory=time.monotonic)
     slowest: float = 0.0
-    paused: bool = False
-    _step_began: float = dataclasses.field(default_factory=time.monotonic)
+    slowness: float = 0.0
+    paused: bool = True
+    _began: float = dataclasses.field(default_factory=time.monotonic)
+    _scheduled: float = 0.0
+    _steps: int = 1
+    _tasks: tuple[Task, ...] = ()
+    _oldest: dict[Replica, tuple[Task, float]] = dataclasses.field(default_factory=dict)
+
+    def begin(self) -> None:
+        """From now on, things have to move."""
+        self.paused, self.moved, self._began = False, time.monotonic(), time.monotonic()
+        self._oldest.clear()
+
+    def window(self, schedule: Schedule, steps: int) -> None:
+        """Notes that the tasks of some steps are about to be issued."""
+        self._tasks, self._scheduled, self._steps = schedule.tasks, schedule.makespan / steps, steps
 
     def start(self, task: Task) -> None:
         """Notes that a task is issued."""
@@ -66,8 +86,9 @@ class Standing:
         """Notes that a step has ended on this process's devices."""
         now = time.monotonic()
         if self.steps:
-            self.slowest = max(self.slowest, now - self._step_began)
-        self.steps, self.moved, self._step_began = self.steps + 1, now, now
+            self.slowest = max(self.slowest, now - self._began)
+            self.slowness = max(self.slowness, (now - self._began) / max(self._scheduled, 1.0))
+        self.steps, self.moved, self._began = self.steps + 1, now, now
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -76,24 +97,53 @@ class Standing:
         try:
             yield
         finally:
-            self.paused, self.moved = False, time.monotonic()
+            self.begin()
 
-    @property
-    def still(self) -> float:
-        """Seconds beyond the limit for which nothing has moved; negative while all is well."""
+    def late(self) -> str:
+        """Says which task is late, or that nothing moves; empty while all is well. To be asked every second or so, by one thread."""
         if self.paused:
-            return -1.0
-        limit = max(LATE_SECONDS, LATE_FACTOR * self.slowest) if self.steps > 1 else FIRST_SECONDS
-        return time.monotonic() - self.moved - limit
+            return ""
+        now = time.monotonic()
+        for key, tasks in self.unfinished().items():
+            task, since = self._oldest.get(key, (None, now))
+            if not tasks or task is not tasks[0]:
+                self._oldest.pop(key, None)
+                since = now
+            if tasks:
+                self._oldest[key] = tasks[0], since
+                of_task = LATE_FACTOR * self.slowness * self._span(tasks[0])
+                limit = self._limit(max(of_task, LATE_WINDOWS * self._steps * self.slowest))
+                if now - since > limit:
+                    return f"{_told(tasks[0])} of {key[0]} replica {key[1]} is late: {now - since:.0f} s, limit {limit:.0f} s"
+        limit = self._limit(LATE_FACTOR * self.slowest)
+        return f"nothing was issued and no step ended for {now - self.moved:.0f} s, limit {limit:.0f} s" if now - self.moved > limit else ""
+
+    def _span(self, task: Task) -> int:
+        """Scheduled nanoseconds of a task and of the wait before it; 0 for one of an earlier window."""
+        before = 0
+        for other in self._tasks:
+            if other is task:
+                return task.end - before
+            if (other.section, other.replica) == (task.section, task.replica):
+                before = other.end
+        return 0
+
+    def _limit(self, seconds: float) -> float:
+        return max(LATE_SECONDS, seconds) if self.steps > 1 else FIRST_SECONDS
 
     def describe(self) -> str:
         """Several lines."""
         lines = [f"{self.steps} steps have ended; waits for {self.waiting or 'nothing'}"]
         unfinished = self.unfinished()
-        for (section, replica), task in sorted(self.issued.items()):
-            what = f"last issued {task.kind} of step {task.step} in its window, {len(task.items)} items, bucket {task.bucket}"
-            lines.append(f"  {section} replica {replica}: {what}; {unfinished.get((section, replica), 0)} unfinished")
+        for key, task in sorted(self.issued.items()):
+            tasks = unfinished.get(key, [])
+            oldest = f", the oldest is {_told(tasks[0])}" if tasks else ""
+            lines.append(f"  {key[0]} replica {key[1]}: last issued {_told(task)}; {len(tasks)} unfinished{oldest}")
         return "\n".join(lines)
+
+
+def _told(task: Task) -> str:
+    return f"{task.kind} of step {task.step} in its window ({len(task.items)} items, bucket {task.bucket})"
 
 
 class Watchdog:
@@ -111,7 +161,7 @@ class Watchdog:
         self._pipe: tuple[int, int] = (-1, -1)
         self._before: Any = None
         self._heard: dict[int, tuple[str, float]] = {}
-        self._answered = time.monotonic()
+        self._answered, self._late = time.monotonic(), ""
         self._threads = [threading.Thread(target=work, name="watchdog", daemon=True) for work in (self._talk, self._watch, self._show)]
 
     def __enter__(self) -> Watchdog:
@@ -149,8 +199,8 @@ class Watchdog:
         number = 0
         while not self._closed.wait(_BEAT_SECONDS) and self._group.count > 1:
             number += 1
-            late = self._standing.describe() if self._standing.still > 0 else ""
-            self._group.say("alive", json.dumps([number, late]))
+            self._late = self._standing.late()
+            self._group.say("alive", json.dumps([number, self._late]))
             for process in range(1, self._group.count) if self._group.first else (0,):
                 told = self._group.heard("alive", process)
                 if told != self._heard.get(process, ("", 0.0))[0]:
@@ -173,8 +223,8 @@ class Watchdog:
                     self._judge(f"process {process} has said nothing for {SILENT_SECONDS:.0f} s")
                 elif told and json.loads(told)[1]:
                     self._judge(f"process {process} gets no further: {json.loads(told)[1]}")
-            if self._group.first and self._standing.still > 0:
-                self._judge(f"process 0 gets no further: {self._standing.describe()}")
+            if self._group.first and self._late:
+                self._judge(f"process 0 gets no further: {self._late}")
 
     def _judge(self, text: str) -> None:
         """The first process tells all, and gives them time to say what they wait for."""

@@ -97,7 +97,8 @@ class Processes:
             self._port.close()
 
     def _environment(self, index: int) -> dict[str, str]:
-        found = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+        # Transfers in both directions hang where a process thinks that it has one core; programs are as fast with more threads as with one.
+        found = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "PJRT_NPROC": "16"}
         if self._spec["quick"]:
             # Nobody looks at the speed, and compiling takes longer than all else.
             found["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"

@@ -106,7 +106,7 @@ class OneProgram:
     def _compiled(self) -> Any:
         whole, split = PartitionSpec(), PartitionSpec("data")
 
-        def local(trained: Tree, frozen: Tree, state: Any, batch: Tree) -> tuple[Tree, Any, jax.Array]:
+        def local(trained: Tree, frozen: Tree, state: Any, batch: Tree) -> tuple[Any, Any, jax.Array]:
             zeros = jax.tree.map(jnp.zeros_like, trained)
 
             def part(carry: tuple[jax.Array, Tree], one: Tree) -> tuple[tuple[jax.Array, Tree], None]:

@@ -18,8 +18,12 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from tunix.distillation.distillation_trainer import DistillationTrainer, TrainingConfig, TrainingInput
-from tunix.distillation.strategies.logit import LogitStrategy
+from tunix.distillation.distillation_trainer import (  # pyright: ignore[reportMissingImports]
+    DistillationTrainer,
+    TrainingConfig,
+    TrainingInput,
+)
+from tunix.distillation.strategies.logit import LogitStrategy  # pyright: ignore[reportMissingImports]
 
 from maestro_jax.data import Batches, Sample
 
@@ -176,6 +180,7 @@ def _of_nnx(made: optax.GradientTransformation) -> optax.GradientTransformation:
         return made.init(flat(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
+        found: Any
         found, state = made.update(flat(updates), state, flat(params))
         return jax.tree.unflatten(jax.tree.structure(updates), [found[path] for path in flat(updates)]), state
 

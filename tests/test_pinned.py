@@ -131,6 +131,7 @@ def test_results_have_a_place_for_the_tables() -> None:
     assert page.count(BEGIN) == page.count(END) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are compared")
 def test_the_command_compares_ways_that_train_alike(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
@@ -143,7 +144,7 @@ def test_the_command_compares_ways_that_train_alike(tmp_path: Path) -> None:
         "--only=multimodal/wavefront,multimodal/one_largest",
         f"--results={page}",
     ]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
-    assert "| wavefront |" in page.read_text()
+    assert "| time-shared on both cores |" in page.read_text()
     assert (tmp_path / "pinned.svg").read_text().startswith("<svg")

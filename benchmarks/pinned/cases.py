@@ -136,14 +136,15 @@ QUICK = Sizes(
 )
 
 
-def case_of(name: str, *, quick: bool = False) -> Case:
+def case_of(name: str, *, quick: bool = False, sizes: Sizes = FULL) -> Case:
     """Makes a case.
 
     Args:
         name: "multimodal" or "distillation".
         quick: tiny sizes, to see whether everything works.
+        sizes: otherwise.
     """
-    return {"multimodal": _multimodal, "distillation": _distillation}[name](QUICK if quick else FULL)
+    return {"multimodal": _multimodal, "distillation": _distillation}[name](QUICK if quick else sizes)
 
 
 def _decoder(sizes: Sizes, embed: int, layers: int, **fields: Any) -> Decoder:

@@ -81,10 +81,18 @@ def counted_costs(plan: Plan) -> Costs:
     return Costs(sections=sections, delays={label: _delay(edge) for label, edge in plan.edges.items()})
 
 
-def _counted(plan: Plan, name: str) -> SectionCosts:
+def counted_multiplications(plan: Plan, name: str) -> dict[int, tuple[int, int]]:
+    """Counts the multiplications of a section's tasks.
+
+    Args:
+        plan: where it runs.
+        name: of the section.
+
+    Returns:
+        Bucket -> multiplications of a forward and of a backward on all devices of a replica, padding included.
+    """
     section, arguments = plan.sections[name], Arguments(plan, plan.sections[name])
-    devices = len(section.submesh.replica_devices(0))
-    forwards, backwards = [], []
+    found = {}
     for bucket in section.section.buckets:
         functions = SectionFunctions(plan, section, bucket)
         programs = TaskPrograms(functions, arguments, bucket)
@@ -95,8 +103,14 @@ def _counted(plan: Plan, name: str) -> SectionCosts:
                 both = multiplications(functions.forward_backward, *programs.takes("forward_backward", 0))
                 # A forward of its own keeps its inputs only, and the backward runs it again.
                 both += forward if functions.recomputes and plan.graph.out_of(name) else 0
-        forwards.append(forward / devices / MULTIPLICATIONS_PER_NANOSECOND)
-        backwards.append((both - forward) / devices / MULTIPLICATIONS_PER_NANOSECOND)
+        found[bucket] = forward, both - forward
+    return found
+
+
+def _counted(plan: Plan, name: str) -> SectionCosts:
+    section, counted = plan.sections[name], counted_multiplications(plan, name)
+    rate = MULTIPLICATIONS_PER_NANOSECOND * len(section.submesh.replica_devices(0))
+    forwards, backwards = ([count[n] / rate for count in counted.values()] for n in (0, 1))
     parameters = sum(int(np.prod(shape.shape)) for shape in section.trained.values())
     update = parameters * UPDATE // (MULTIPLICATIONS_PER_NANOSECOND * section.submesh.mesh.devices.size)
     return SectionCosts(

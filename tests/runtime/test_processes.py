@@ -115,8 +115,9 @@ def test_samples_are_read_where_they_are_needed(tmp_path: Path) -> None:
 
 
 def test_costs_are_those_of_the_tasks_of_all_processes(tmp_path: Path) -> None:
-    one, other = run_processes(tmp_path, 2, 1, "process_steps.measured")
-    assert one["tasks"] == other["tasks"]
+    # The third has nothing to do.
+    one, other, idle = run_processes(tmp_path, 3, 1, "process_steps.measured")
+    assert one["tasks"] == other["tasks"] == idle["tasks"]
     assert {section for section, kind, taken in one["tasks"] if kind == "update"} == {"teacher", "student"}
     assert {section for section, kind, taken in one["tasks"] if kind != "update"} == {"teacher", "middle", "student"}
     assert all(taken > 0 for _, _, taken in one["tasks"])

@@ -20,7 +20,7 @@ AUTO = "auto"
 """Takes the kind that suits platform, dtype, row length and packing."""
 
 BLOCKWISE_FROM = 1024
-"""Row length from which on "blockwise" is taken on accelerators: shorter rows are few blocks, and their scores are small."""
+"""Row length from which on "blockwise" is taken: shorter rows are few blocks, and their scores are small (`benchmarks/attention.py`)."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,8 +88,9 @@ def _suited(platform: str, length: int, features: int, dtype: jnp.dtype, one_ite
     # Transformer Engine's kernel is never taken unasked: nobody has run it here.
     if platform == "gpu" and one_item and dtype.itemsize == 2 and features in CUDNN_FEATURES:
         return "one_sample", f"each row holds one item, and cuDNN serves {features} features a head in {dtype}"
-    if platform == "cpu":
-        return "blockwise", "on CPU blocks that stay in the cache are faster than whole scores at any length"
     if length >= BLOCKWISE_FROM:
-        return "blockwise", f"rows of {length} units: memory grows with their length and not with its square"
+        return (
+            "blockwise",
+            f"rows of {length} units: blocks that no query sees are left out, and memory grows with length, not with its square",
+        )
     return "dense", f"rows of {length} units, less than {BLOCKWISE_FROM}"

@@ -26,8 +26,9 @@ def rows(packed: bool) -> SectionRows:
     return SectionRows(section="llm", packed=packed, set_by="a.gin:3")
 
 
-def inputs(dtype: str = "float32") -> list[jax.Array]:
-    return [jax.random.normal(key, (1, 8, 2, 4), dtype) for key in jax.random.split(jax.random.key(0), 3)]
+def inputs(dtype: str = "float32") -> tuple[jax.Array, jax.Array, jax.Array]:
+    q, k, v = (jax.random.normal(key, (1, 8, 2, 4), dtype) for key in jax.random.split(jax.random.key(0), 3))
+    return q, k, v
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,8 @@ def inputs(dtype: str = "float32") -> list[jax.Array]:
         ("gpu", False, "bfloat16", 72 + 4, 8192, False, "blockwise"),
         ("gpu", True, "bfloat16", 64, 8192, False, "blockwise"),
         ("gpu", True, "bfloat16", 64, BLOCKWISE_FROM - 1, False, "dense"),
-        ("cpu", False, "bfloat16", 64, 512, False, "blockwise"),
+        ("cpu", False, "bfloat16", 64, 8192, False, "blockwise"),
+        ("cpu", True, "float32", 64, 512, False, "dense"),
     ],
 )
 def test_auto_goes_by_platform_packing_dtype_features_and_length(
@@ -56,7 +58,7 @@ def test_the_reason_is_logged_once_for_a_section(caplog: pytest.LogCaptureFixtur
         with rows_of(told):
             attention(*inputs(), SEGMENTS, POSITIONS, "auto")
     (line,) = caplog.messages
-    assert line.startswith("section 'llm': attention is 'blockwise': ")
+    assert line.startswith("section 'llm': attention is 'dense': ")
     assert list(told.chosen) == [line]
 
 
@@ -80,8 +82,9 @@ def test_windows_are_segments() -> None:
     got = attention(q, k, v, windows, None, "auto", windows=True)
     for place in (0, 2, 4):
         part = slice(place, place + 2)
-        alone = [each[:, part] for each in (q, k, v)]
-        np.testing.assert_allclose(got[:, part], dense_attention(*alone, jnp.ones((1, 2), jnp.int32), None), atol=1e-6)
+        np.testing.assert_allclose(
+            got[:, part], dense_attention(q[:, part], k[:, part], v[:, part], jnp.ones((1, 2), jnp.int32), None), atol=1e-6
+        )
 
 
 def test_transformer_engine_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +100,8 @@ def engine(calls: list[dict[str, Any]]) -> SimpleNamespace:
 
     def fused_attn(qkv: Any, bias: Any, sequences: Any, seed: Any, **options: Any) -> jax.Array:
         calls.append(options)
-        segments, positions = sequences
-        return dense_attention(*qkv, segments, positions if options["attn_mask_type"] == "causal" else None)
+        (q, k, v), (segments, positions) = qkv, sequences
+        return dense_attention(q, k, v, segments, positions if options["attn_mask_type"] == "causal" else None)
 
     return SimpleNamespace(
         fused_attn=fused_attn,

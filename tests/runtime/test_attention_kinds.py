@@ -46,7 +46,7 @@ def test_a_section_that_packs_refuses_attention_for_one_item_before_anything_is_
 
 def test_the_plan_tells_what_auto_took() -> None:
 
-    plan = make_plan(graph("auto", microbatch=64), TEXT_SPECS, jax.devices()[:1])
+    plan = make_plan(graph("auto", microbatch=1024), TEXT_SPECS, jax.devices()[:1])
     (note,) = plan.notes
     assert note.startswith("section 'llm': attention is 'blockwise': ")
     assert make_plan(graph("dense", microbatch=64), TEXT_SPECS, jax.devices()[:1]).notes == ()

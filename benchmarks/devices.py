@@ -23,7 +23,7 @@ from maestro_jax.graph import SectionGraph
 from maestro_jax.meshes import Parcel, Wire, move, put_whole
 from maestro_jax.record import Record
 from maestro_jax.run import Run
-from maestro_jax.runtime.costs import counted_multiplications
+from maestro_jax.runtime.costs import counted_work
 from maestro_jax.schedules import IN_FLIGHT, fitted_call
 from maestro_jax.trainer import make_cpu_devices
 
@@ -119,12 +119,12 @@ def report(case: Case, run: Run, record: Record) -> str:
 
 def section_row(run: Run, record: Record, name: str) -> str:
     """What a section did in the recorded window."""
-    plan, counted = run.engine.plan.sections[name], counted_multiplications(run.engine.plan, name)
+    plan, counted = run.engine.plan.sections[name], counted_work(run.engine.plan, name)
     work, busy, units, scheduled, count = 0.0, 0, 0, 0, 0
     for task, items in zip(record.measured.tasks, record.units, strict=True):
         if task.section == name and task.kind != "update":
             forward, backward = counted[task.bucket]
-            multiplications = (task.kind != "backward") * forward + (task.kind != "forward") * backward
+            multiplications = (task.kind != "backward") * forward.most + (task.kind != "forward") * backward.most
             work += 2 * multiplications * items / task.bucket
             busy, units, scheduled, count = busy + task.end - task.start, units + items, scheduled + task.bucket, count + 1
     devices = plan.submesh.mesh.devices.size

@@ -274,7 +274,8 @@ def _layout(plan: Plan) -> dict[str, str]:
     found = {}
     for name, section in plan.sections.items():
         s, devices = section.section, section.submesh.replica_devices(0)
-        found[name] = f"{len(devices)} x {devices[0].device_kind} {dict(s.axes)} {list(s.buckets)} {s.row_length} {s.remat} {s.dtype}"
+        rows = f"{list(s.buckets)} {s.row_length}" + ("" if s.packed else " one item")
+        found[name] = f"{len(devices)} x {devices[0].device_kind} {dict(s.axes)} {rows} {s.remat} {s.dtype}"
     return found
 
 

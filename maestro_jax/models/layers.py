@@ -169,7 +169,7 @@ class GroupedQueryAttention(nnx.Module):
         self.kind = kind
 
     def __call__(
-        self, x_RLD: jax.Array, angles: tuple[jax.Array, jax.Array], segment_ids_RL: jax.Array, positions_RL: jax.Array
+        self, x_RLD: jax.Array, angles: tuple[jax.Array, jax.Array], segment_ids_RL: jax.Array, positions_RL: jax.Array | None
     ) -> jax.Array:
         """Returns [R, L, D]; see `attention` for what a token sees."""
         q_RLHK = rotate(project(x_RLD, self.query[...]), angles)

@@ -55,7 +55,9 @@ def _check_fans(plan: Plan, edge: EdgePlan, sample: Sample) -> None:
     ends = edge.edge.producer, edge.edge.consumer
     sections = [plan.graph[name] for name in ends]
     units = [[item.units for item in sample.items.get(section.reads, ())] for section in sections]
-    made, taken = (in_turn(each, section.buckets[-1], section.row_length) for each, section in zip(units, sections, strict=True))
+    made, taken = (
+        in_turn(each, section.buckets[-1], section.row_length, section.packed) for each, section in zip(units, sections, strict=True)
+    )
     # As in the workload: several edges between two sections are one dependency.
     paired = all(e.edge.rows is None for e in plan.edges.values() if (e.edge.producer, e.edge.consumer) == ends)
     pairs = set(zip(made, taken, strict=False) if paired else itertools.product(made, taken))

@@ -15,8 +15,8 @@ import numpy as np
 
 from ..schedules import Cost, fitted_cost
 from .arguments import Arguments
-from .counts import multiplications
-from .plan import EdgePlan, Plan
+from .counts import Work, work
+from .plan import EdgePlan, Plan, SectionPlan
 from .programs import SectionFunctions
 from .task_programs import TaskPrograms
 
@@ -81,7 +81,7 @@ def counted_costs(plan: Plan) -> Costs:
     return Costs(sections=sections, delays={label: _delay(edge) for label, edge in plan.edges.items()})
 
 
-def counted_multiplications(plan: Plan, name: str) -> dict[int, tuple[int, int]]:
+def counted_work(plan: Plan, name: str) -> dict[int, tuple[Work, Work]]:
     """Counts the multiplications of a section's tasks.
 
     Args:
@@ -89,7 +89,7 @@ def counted_multiplications(plan: Plan, name: str) -> dict[int, tuple[int, int]]
         name: of the section.
 
     Returns:
-        Bucket -> multiplications of a forward and of a backward on all devices of a replica, padding included.
+        Bucket -> those of a forward and of a backward on all devices of a replica, padding included.
     """
     section, arguments = plan.sections[name], Arguments(plan, plan.sections[name])
     found = {}
@@ -97,33 +97,40 @@ def counted_multiplications(plan: Plan, name: str) -> dict[int, tuple[int, int]]
         functions = SectionFunctions(plan, section, bucket)
         programs = TaskPrograms(functions, arguments, bucket)
         with jax.set_mesh(section.submesh.replica_meshes[0]):
-            forward = multiplications(functions.forward, *programs.takes("forward", 0))
+            forward = work(functions.forward, *programs.takes("forward", 0))
             both = forward
             if plan.graph.runs_backward[name]:
-                both = multiplications(functions.forward_backward, *programs.takes("forward_backward", 0))
+                both = work(functions.forward_backward, *programs.takes("forward_backward", 0))
                 # A forward of its own keeps its inputs only, and the backward runs it again.
-                both += forward if functions.recomputes and plan.graph.out_of(name) else 0
-        found[bucket] = forward, both - forward
+                both += forward if functions.recomputes and plan.graph.out_of(name) else Work()
+        found[bucket] = forward, Work(least=both.least - forward.least, most=both.most - forward.most)
     return found
 
 
 def _counted(plan: Plan, name: str) -> SectionCosts:
-    section, counted = plan.sections[name], counted_multiplications(plan, name)
-    rate = MULTIPLICATIONS_PER_NANOSECOND * len(section.submesh.replica_devices(0))
-    forwards, backwards = ([count[n] / rate for count in counted.values()] for n in (0, 1))
+    section, counted = plan.sections[name], counted_work(plan, name)
+    devices = len(section.submesh.replica_devices(0))
+    forwards, backwards = zip(*counted.values(), strict=True)
     parameters = sum(int(np.prod(shape.shape)) for shape in section.trained.values())
     update = parameters * UPDATE // (MULTIPLICATIONS_PER_NANOSECOND * section.submesh.mesh.devices.size)
     return SectionCosts(
-        forward=_per_unit(section.section.buckets, forwards),
-        backward=_per_unit(section.section.buckets, backwards) if plan.graph.runs_backward[name] else Cost(),
+        forward=_cost(section, forwards, devices),
+        backward=_cost(section, backwards, devices) if plan.graph.runs_backward[name] else Cost(),
         update=update + CALL if section.section.trainable else 0,
     )
 
 
-def _per_unit(buckets: Sequence[int], nanoseconds: Sequence[float]) -> Cost:
-    """What a call costs at each size, as a line through the sizes; at least a nanosecond a unit, so that padding is never free."""
-    found = fitted_cost(buckets, [0] * len(buckets), nanoseconds)
-    return Cost(fixed=CALL + found.fixed, per_unit=max(1, found.per_unit))
+def _cost(section: SectionPlan, works: Sequence[Work], devices: int) -> Cost:
+    """What a call costs: what it always does, as a line through the buckets, and what items of its rows do by their squares.
+
+    At least a nanosecond a unit, so that padding is never free.
+    """
+    buckets, rate = section.section.buckets, devices * MULTIPLICATIONS_PER_NANOSECOND
+    always = fitted_cost(buckets, [0] * len(buckets), [each.least / rate for each in works])
+    # A row of one item does all that there can be; several items do the sum of their squares of that.
+    rows = [section.micro_shape(bucket) for bucket in buckets]
+    squared = max((each.most - each.least) / (count * length**2) for each, (count, length) in zip(works, rows, strict=True))
+    return Cost(fixed=CALL + always.fixed, per_unit=max(1, always.per_unit), per_unit_squared=round(1000 * squared / rate))
 
 
 def _delay(edge: EdgePlan) -> int:

@@ -94,6 +94,9 @@ class Children:
             0 when all ended well, else the exit code of the first one that failed by itself; 128 + n for signal n.
         """
         while not (ended := self._ended()) and self._running:
+            if os.EX_TEMPFAIL in self._codes.values() and signal.SIGTERM not in self._told:
+                # One was stopped by somebody else: the others cannot go on without it.
+                self._pass_on(signal.SIGTERM, None)
             time.sleep(_POLL_SECONDS)
         if not ended:
             return max(self._codes.values(), default=0)
@@ -119,6 +122,8 @@ class Children:
             code = 128 - returned if returned < 0 else returned
             if code == 128 + signal.SIGTERM and signal.SIGTERM in self._told:
                 code = os.EX_TEMPFAIL  # Stopped before it took SIGTERM itself: there was nothing to save.
+            if code == _ABORTED and os.EX_TEMPFAIL in self._codes.values():
+                code = os.EX_TEMPFAIL  # JAX ends it so when one is gone that was stopped.
             self._codes[index] = code
             # What it started, such as readers of data, ends with it.
             _kill(process)

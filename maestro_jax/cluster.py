@@ -31,7 +31,9 @@ from .places import DEVICES, Place, find_place, number
 INTERFACE = "MAESTRO_INTERFACE"
 """Environment variable: name of the interface, such as ib0, on which arrays arrive."""
 
-CONNECT_SECONDS = 300.0
+CONNECT_SECONDS, SAY_SECONDS = 300.0, 15.0
+"""How long a process waits for the others, and how often it says so."""
+
 HEARTBEAT_SECONDS, SHUTDOWN_SECONDS = 45, 30
 """After how long a process that is gone ends the others, and how long a process waits for the others at its end."""
 
@@ -67,6 +69,8 @@ def connect(seconds: float = CONNECT_SECONDS) -> ProcessGroup:
     jax.config.update("jax_enable_preemption_service", False)
     if place.index:
         _wait_for_first(place, host, int(port), seconds)
+    else:
+        _check_free(place, host, int(port))
     # Once it is there: the way to it says which interface to use.
     address = os.environ[ADDRESS] = own_address(host)
     with _giving_up(place, seconds):
@@ -88,6 +92,7 @@ def connect(seconds: float = CONNECT_SECONDS) -> ProcessGroup:
             raise _unconnected(place, f"{type(error).__name__}: {error}") from error
     _collectives_on(address)
     sys.excepthook = _end_at_once
+    process_group().agreed("processes", place.count, "how many they are")
     return process_group()
 
 
@@ -150,15 +155,29 @@ def _bind_address(coordinator: str, port: str, address: str) -> str:
     return f"{address}:{port}"
 
 
+def _check_free(place: Place, host: str, port: int) -> None:
+    """Refuses a port on which something else listens: JAX says no more than that it failed."""
+    with contextlib.suppress(ConnectionError, TimeoutError, socket.gaierror), socket.create_connection((host, port), timeout=1.0):
+        raise _unconnected(place, f"another program listens there: choose another port, or end that program ({host}:{port})")
+
+
 def _wait_for_first(place: Place, host: str, port: int, seconds: float) -> None:
     """Waits until the first process listens, whose name may not even be known yet. JAX would abort when it does not come."""
-    deadline, last = time.monotonic() + seconds, ""
+    begun = time.monotonic()
+    deadline, say, last = begun + seconds, begun + SAY_SECONDS, ""
     while time.monotonic() < deadline:
         try:
             with socket.create_connection((host, port), timeout=min(5.0, max(0.1, deadline - time.monotonic()))):
                 return
         except OSError as error:
             last = f"{type(error).__name__}: {error}"
+            if time.monotonic() > say:
+                say += SAY_SECONDS
+                print(
+                    f"process {place.index} of {place.count} waits for the first one at {place.coordinator}: {last}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             time.sleep(0.1)
     raise _unconnected(place, f"no answer in {seconds:.0f} s: {last}")
 
@@ -171,13 +190,21 @@ def _giving_up(place: Place, seconds: float) -> Iterator[None]:
         print(f"ClusterError: {_unconnected(place, f'not all of them after {seconds:.0f} s')}", file=sys.stderr, flush=True)
         os._exit(2)
 
-    timer = threading.Timer(seconds, give_up)
+    def say() -> None:
+        begun = time.monotonic()
+        while not connected.wait(SAY_SECONDS):
+            waited = time.monotonic() - begun
+            print(f"process {place.index} of {place.count} waits for the others to connect, {waited:.0f} s", file=sys.stderr, flush=True)
+
+    connected, timer = threading.Event(), threading.Timer(seconds, give_up)
     timer.daemon = True
     timer.start()
+    threading.Thread(target=say, daemon=True).start()
     try:
         yield
     finally:
         timer.cancel()
+        connected.set()
 
 
 def _past_proxies(host: str) -> None:

@@ -230,7 +230,7 @@ def changed_settings(before: str | None, now: str) -> list[str]:
     >>> changed_settings("train.steps = 3  # default", "train.steps = 5  # command line  --gin.train.steps")
     ['train.steps = 3 -> 5']
     """
-    old, new = _settings(before or ""), _settings(now)
+    old, new = settings_of(before or ""), settings_of(now)
     if not old or not new:
         return []
     lines = []
@@ -282,7 +282,7 @@ def _layout(plan: Plan) -> dict[str, str]:
 NOT_SET = ("(not set)", True)
 
 
-def _settings(text: str) -> dict[str, tuple[str, bool]]:
+def settings_of(text: str) -> dict[str, tuple[str, bool]]:
     """The bindings of a resolved configuration: value, and whether it is a default."""
     found = {}
     for line in text.splitlines():

@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +159,7 @@ class Run:
         waiting: collections.deque[StepReport] = collections.deque()
         last = time.perf_counter()
         try:
-            for window in prefetcher:
+            for window in self._waited(prefetcher):
                 if self._stops.pop(self.step, False) or (self.group.count == 1 and stop()):
                     self.stopping = True
                     break
@@ -177,6 +177,17 @@ class Run:
                 last = time.perf_counter()
         finally:
             prefetcher.close()
+
+    def _waited(self, windows: Iterable[Window]) -> Iterator[Window]:
+        """The windows, while it is told that they are waited for."""
+        standing, ready = self.engine.standing, iter(windows)
+        while True:
+            standing.waiting = "the next steps to be prepared"
+            window = next(ready, None)
+            standing.waiting = ""
+            if window is None:
+                return
+            yield window
 
     def record(self) -> Record:
         """Trains the next steps, those that are scheduled together, and returns what was scheduled and what was measured of them.
@@ -288,9 +299,14 @@ class Run:
             raise RuntimeError("a run of 0 steps has no training batches")
         if self.group.count > 1:
             self._stops[steps.start] = any(self.group.all_gather("stop", self._wants_stop()))
+        standing, named = self.engine.standing, f"step {steps.start + 1}" + (f" to {steps.stop}" if len(steps) > 1 else "")
+        standing.preparing = f"reads the samples of {named}"
         read = self._reader.read(self.dataset.train, [self._batches.places(step) for step in steps], "training samples")
+        standing.preparing = f"prepares {named}"
         self._bad |= {step + 1: bad for step, (_, bad) in zip(steps, read, strict=True) if bad}
-        return self._preparer.prepare_window([batch for batch, _ in read], steps.start)
+        window = self._preparer.prepare_window([batch for batch, _ in read], steps.start)
+        standing.preparing = ""
+        return window
 
     def _watch(self, window: Window) -> Completions | None:
         """Watches a window with a step of which a timeline is wanted."""

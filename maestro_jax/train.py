@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
+
+import jax
 
 from . import configurables
 from .cluster import connect, leave
@@ -48,12 +51,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _preempted(number: int, frame: FrameType | None) -> NoReturn:
+    if jax.distributed.is_initialized():
+        # The others wait for this one, and an orderly end would wait for them.
+        print("ended by SIGTERM before training; the same command begins", file=sys.stderr, flush=True)
+        os._exit(PREEMPTED)
     raise Preempted
 
 
 def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     # Until training begins and takes care of it itself: nothing has been trained that could be lost.
     signal.signal(signal.SIGTERM, _preempted)
+    # Until there is something to tell, asking where the run stands would end it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     group = connect()
     config = load(args.gin_file, overrides, root="train")
     trainer: configurables.trainer.Trainer = config.build()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import os
+import platform
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +31,7 @@ from .metrics import TensorBoard
 from .optimizers import AdamW, build_optimizer
 from .places import DEVICES, number
 from .plan_table import memory_text, plan_text
-from .resume import Resumed, costs_state, resume, saved_costs
+from .resume import Resumed, costs_state, resume, saved_costs, settings_of
 from .run import Run
 from .run_folder import CHECKPOINTS, RunFolder
 from .runtime import Compiled, Engine, Plan, Preparer, make_plan, make_workload, requests_of
@@ -45,6 +47,9 @@ from .schedules import IN_FLIGHT, Policy, Wavefront, Workload
 from .terminal import Terminal, screen_of
 from .training import Training
 from .verification import verify_run
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+"""What decides what is computed, besides this package."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,6 +236,23 @@ class Trainer:
             optimizers={s.name: self._optimizer(s) for s in self.graph.sections if s.trainable},
         )
 
+    def _agree(self, plan: Plan, config_text: str = "") -> None:
+        """Compares what every process must have alike: settings, plan and versions.
+
+        Raises:
+            ClusterError: something differs.
+        """
+        if plan.group.count == 1:
+            return
+        plain = (bool, int, float, str, tuple, type(None))
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        said = {f"train.{name}": repr(value) for name, value in fields.items() if isinstance(value, plain)}
+        said |= {"train.policy": repr(self.policy), "Python": ".".join(platform.python_version_tuple()[:2])}
+        said |= {package: importlib.metadata.version(package) for package in PACKAGES}
+        said |= {f"plan, line {number}": line for number, line in enumerate(plan_text(plan, {}).splitlines(), start=1)}
+        said |= {name: value for name, (value, _) in settings_of(config_text).items()}
+        plan.group.agreed("settings", said, "their settings, plan and versions")
+
     def start(
         self,
         setup: Setup | None = None,
@@ -250,6 +272,7 @@ class Trainer:
             MaestroError: as `setup`.
         """
         setup = setup if setup is not None else self.setup()
+        self._agree(setup.plan)
         if self.compile_cache is not None:
             keep_programs(Path(self.compile_cache).expanduser())
         evaluation = bool(setup.dataset.heldout) and self.evaluate_batches != 0
@@ -361,6 +384,7 @@ class Trainer:
                 self._check_processes(verify_step)
             standing = Standing()
             stack.enter_context(Watchdog(group, standing))
+            self._agree(setup.plan, config_text)
             if folder is None:
                 run = self.start(setup, screen.compiling, standing=standing)
                 self._before_training(run, screen, verify_step)

@@ -23,7 +23,7 @@ from support import TEXT_SPECS, chain, text_samples
 from maestro_jax import configurables  # noqa: F401  (registers what configs name)
 from maestro_jax.config import load
 from maestro_jax.data import Dataset, LazySamples, Sample
-from maestro_jax.errors import DataError
+from maestro_jax.errors import ClusterError, DataError
 from maestro_jax.meshes import ProcessGroup
 from maestro_jax.meshes.transport import Transport
 from maestro_jax.optimizers import Sgd
@@ -122,6 +122,25 @@ def noted(kind: str) -> Callable[..., Any]:
         return method(self, name, process, arrays)
 
     return noting
+
+
+def settings(group: ProcessGroup) -> dict[str, Any]:
+    """Other settings, other layouts and other versions in one process."""
+    found: dict[str, Any] = {}
+    layout = f"student/Section.replicas={1 + group.index}"
+    for name, bindings in {"settings": [f"train.evaluate_every={5 + group.index}"], "layout": [layout], "alike": []}.items():
+        found[name] = problem_of(trainer_of("kd_tiny.gin", bindings))
+    with mock.patch("importlib.metadata.version", lambda package: f"{package} {group.index}"):
+        found["versions"] = problem_of(trainer_of("kd_tiny.gin", []))
+    return found
+
+
+def problem_of(trainer: Trainer) -> list[str]:
+    try:
+        trainer._agree(trainer.plan(trainer.dataset()))
+    except ClusterError as error:
+        return [error.anchor, error.have]
+    return []
 
 
 def disagree(group: ProcessGroup) -> dict[str, Any]:

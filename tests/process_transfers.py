@@ -198,7 +198,7 @@ def wrapped(group: ProcessGroup) -> dict[str, Any]:
 def tried(group: ProcessGroup) -> dict[str, Any]:
     """The exercise before training: what it counts, and what it says of transfers that deliver to the wrong places."""
     plan: Any = SimpleNamespace(group=group, edges=dict(edges("three to two", "one to four", "in one process", "two to two")))
-    found: dict[str, Any] = {"pairs": exercise(plan)}
+    found: dict[str, Any] = {"pairs": exercise(plan).pairs}
     right = Transport.fetch
 
     def rotated(self: Transport, *args: Any) -> list[jax.Array]:
@@ -212,7 +212,7 @@ def tried(group: ProcessGroup) -> dict[str, Any]:
         return earlier[-2:][0]
 
     # Who found nothing goes on; who did would end, and does not wait for the others.
-    alone = SimpleNamespace(index=group.index, count=group.count, transport=group.transport, all_gather=lambda *_: [])
+    alone = SimpleNamespace(index=group.index, count=group.count, transport=group.transport, all_gather=lambda _, value: [value])
     for name, fetch, used in (("rotated", rotated, ("one to four",)), ("late", late, ("two to two", "two to two"))):
         damaged: Any = SimpleNamespace(group=alone, edges=dict(edges(*used)))
         with mock.patch.object(Transport, "fetch", fetch):

@@ -53,7 +53,7 @@ def test_shipped_configs_are_listed_with_what_they_do() -> None:
 def test_fields_have_type_default_and_documentation_and_any_is_no_type() -> None:
     lines = shown().splitlines()
     steps = lines.index("    steps: int = 100")
-    assert lines[steps + 1] == "        optimizer steps; 0 only evaluates."
+    assert lines[steps + 1] == "        optimizer steps; 0 only evaluates. In a folder with a run, that is its newest"
     assert "    graph: SectionGraph (required)" in lines
     assert "    module (required)" in lines
     assert "    optimizer = None" in lines

@@ -108,6 +108,18 @@ def test_a_run_that_is_asked_to_end_goes_on_with_other_processes(alone: Job, tmp
     assert {task.section for task in found.measured.tasks} == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("process", [0, 1])
+def test_one_process_that_is_asked_to_end_before_training_ends_all(process: int, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job")
+    with job.started(2, 3) as run:
+        assert waited(lambda: "compiled 1 of" in said(job.attempt))
+        begun = time.monotonic()
+        os.kill(children(run.pid)[process], signal.SIGTERM)
+        assert run.wait(SECONDS) == PREEMPTED, said(job.attempt)
+        assert time.monotonic() - begun < 20
+    assert not job.records()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [5, 9, 13])
 def test_a_killed_process_ends_the_run_everywhere_and_it_goes_on(alone: Job, tmp_path: Path, step: int) -> None:

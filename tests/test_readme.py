@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from maestro_jax.data import tokenizer
+from maestro_jax.explain import main as explain
 from maestro_jax.simulate import main as simulate
 from maestro_jax.train import main
 
@@ -59,7 +60,11 @@ def test_every_command_line_of_the_readme_is_understood(
         if module == "maestro_jax.launch":
             # What each process runs; that the launcher starts it is tested elsewhere.
             flags = flags[flags.index("--") + 1 :]
-        if module == "maestro_jax.simulate":
+        if module == "maestro_jax.explain":
+            # The run that it is about was not trained here; `test_explain.py` reads one that was.
+            assert explain(flags) == 2
+            assert "train.timelines" in capsys.readouterr().err
+        elif module == "maestro_jax.simulate":
             assert simulate(flags) == 0
         elif module == "maestro_jax.data.tokenizer":
             tokenizer.main(flags)

@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -28,6 +28,9 @@ ADDRESS = "MAESTRO_ADDRESS"
 
 WAIT_SECONDS = 600.0
 """How long a process waits for what others have to say; a process that stopped is found earlier by the watchdog."""
+
+_SHOWN = 8
+"""Most differences, and values of each, that an error shows."""
 
 _SLICE_MS = 1000  # waiting is cut into slices, so that a signal is seen
 
@@ -50,7 +53,13 @@ class ProcessGroup:
     def __init__(self, index: int, count: int, client: Any = None, address: str = LOOPBACK) -> None:
         self.index, self.count, self._client, self._address = index, count, client, address
         self._calls: collections.Counter[str] = collections.Counter()
-        self.waiting = ""
+        self._waits: dict[str, tuple[int, float]] = {}
+
+    @property
+    def waiting(self) -> str:
+        """For whom this process waits, on which channels and for how long; empty when it does not."""
+        now, waits = time.monotonic(), sorted(self._waits.items())
+        return " and for ".join(f"process {process} ({channel}, {now - since:.0f} s)" for channel, (process, since) in waits)
 
     @functools.cached_property
     def transport(self) -> Transport | None:
@@ -82,7 +91,6 @@ class ProcessGroup:
             return [value]
         number = self._calls[channel]
         self._calls[channel] += 1
-        self.waiting = f"the other processes ({channel})"
         start, deadline = f"maestro_jax/{channel}/{number}", time.monotonic() + seconds
         mine = json.dumps(value).encode()
         if self.first:
@@ -92,7 +100,6 @@ class ProcessGroup:
         else:
             self._client.key_value_set_bytes(f"{start}/{self.index}", mine)
             whole = self._get(f"{start}/all", 0, channel, deadline)
-        self.waiting = ""
         # Who takes part in this call has read what was said in the one before the last.
         if number >= 2:
             self._client.key_value_delete(f"maestro_jax/{channel}/{number - 2}/{'all' if self.first else self.index}")
@@ -104,7 +111,7 @@ class ProcessGroup:
         Args:
             channel: names a sequence of calls.
             value: anything that JSON holds.
-            what: names it in the error text.
+            what: names it in the error text. Of mappings, the text has what differs alone.
 
         Raises:
             ClusterError: they do not, or one said nothing in time.
@@ -114,7 +121,7 @@ class ProcessGroup:
             raise ClusterError(
                 f"the processes do not agree on {what}.",
                 wanted="the same in every process: equal code, packages, configs and data",
-                have="; ".join(f"process {n}: {other}" for n, other in enumerate(values[:8])),
+                have=_differences(values),
                 set_by="the processes of this run",
                 fix="start every process with the same command, environment and files",
                 anchor="processes-disagree",
@@ -159,6 +166,13 @@ class ProcessGroup:
             return ""
 
     def _get(self, key: str, process: int, channel: str, deadline: float) -> bytes:
+        self._waits[channel] = process, time.monotonic()
+        try:
+            return self._got(key, process, channel, deadline)
+        finally:
+            del self._waits[channel]
+
+    def _got(self, key: str, process: int, channel: str, deadline: float) -> bytes:
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -175,6 +189,28 @@ class ProcessGroup:
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
+
+
+def _differences(values: Sequence[Any]) -> str:
+    """What differs between processes; of mappings, by name."""
+    if not all(isinstance(value, dict) for value in values):
+        return "; ".join(f"process {n}: {value}" for n, value in enumerate(values[:_SHOWN]))
+    lines = []
+    for name in dict.fromkeys(name for value in values for name in value):
+        told: dict[str, list[int]] = {}
+        for process, value in enumerate(values):
+            told.setdefault(str(value.get(name, "(nothing)")), []).append(process)
+        if len(told) > 1:
+            # Those who are few are what is looked for.
+            rare = sorted(told.items(), key=lambda each: (len(each[1]), each[1]))[:_SHOWN]
+            lines.append(f"{name}: " + ", ".join(f"{text} in {_named(processes)}" for text, processes in rare))
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return "\n".join([*lines[:_SHOWN], *more])
+
+
+def _named(processes: Sequence[int]) -> str:
+    first = ", ".join(map(str, processes[:4]))
+    return f"process {first}" if len(processes) == 1 else f"processes {first}{' and more' if len(processes) > 4 else ''}"
 
 
 @functools.cache

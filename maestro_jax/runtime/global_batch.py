@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from ..data import Item, Sample
 from ..data.dataset import refuse_repeated_ids
-from ..errors import DataError, error_of
+from ..errors import ClusterError, DataError, error_of
 from ..graph.shapes import Specs
 from .check_sample import check_sample
 from .plan import Plan
@@ -131,6 +131,8 @@ class Reader:
             check_sample(self.plan, self.specs, sample)
         except DataError as error:
             return BadSample(error, tuple(sample.items) if sample is not None else ())
+        except OSError as error:
+            return BadSample(_unreadable(place, error))
         return _Known(sample, counts_of(self.plan, sample))
 
     def _step(
@@ -145,10 +147,35 @@ class Reader:
         refuse_repeated_ids(samples, "a batch")
 
         def read(number: int) -> Sample:
-            here = all(item.arrays for items in samples[number].items.values() for item in items)
-            return samples[number] if here else source[good[number][0]]
+            if all(item.arrays for items in samples[number].items.values() for item in items):
+                return samples[number]
+            try:
+                return source[good[number][0]]
+            except (DataError, OSError) as error:
+                raise self._unreadable_here(samples[number].id, error) from error
 
         return GlobalBatch(samples=samples, counts=_total(self.plan, [known.counts for _, known in good]), read=read), bad
+
+    def _unreadable_here(self, sample: str, error: DataError | OSError) -> ClusterError:
+        """For a sample that another process has read: the step has been agreed on, so it cannot be left out."""
+        return ClusterError(
+            f"process {self.plan.group.index} cannot read the sample {sample!r}, which another process has read.",
+            wanted="the files of all samples in every process that runs a section on them",
+            have=f"{error.what} {error.have}" if isinstance(error, DataError) else f"{type(error).__name__}: {error}",
+            set_by=f"process {self.plan.group.index}",
+            fix="make the file readable where this process runs, and give the same command again",
+            anchor="sample-unreadable",
+        )
+
+
+def _unreadable(place: int, error: OSError) -> DataError:
+    return DataError(
+        f"sample {place} of the data cannot be read.",
+        wanted="a sample that can be read",
+        have=f"{type(error).__name__}: {error}",
+        fix="look at the disk and the file; the same command goes on from the last checkpoint",
+        anchor="sample-unreadable",
+    )
 
 
 def _told(known: _Known | BadSample) -> dict[str, Any]:

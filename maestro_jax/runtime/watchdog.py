@@ -47,6 +47,7 @@ class Standing:
         steps: steps that have ended.
         issued: the task that each replica was given last.
         waiting: what the dispatching thread waits for; empty when it does not.
+        preparing: what is being made ready for later steps; empty when nothing is.
         unfinished: returns the tasks that each replica was given and that have not ended, oldest first.
         moved: when something was issued or ended last, in seconds of `time.monotonic`.
         slowest: seconds of the slowest step but the first.
@@ -57,6 +58,7 @@ class Standing:
     steps: int = 0
     issued: dict[Replica, Task] = dataclasses.field(default_factory=dict)
     waiting: str = ""
+    preparing: str = ""
     unfinished: Callable[[], dict[Replica, list[Task]]] = dict
     moved: float = dataclasses.field(default_factory=time.monotonic)
     slowest: float = 0.0
@@ -134,6 +136,7 @@ class Standing:
     def describe(self) -> str:
         """Several lines."""
         lines = [f"{self.steps} steps have ended; waits for {self.waiting or 'nothing'}"]
+        lines += [f"  beside it: {self.preparing}"] if self.preparing else []
         unfinished = self.unfinished()
         for key, task in sorted(self.issued.items()):
             tasks = unfinished.get(key, [])

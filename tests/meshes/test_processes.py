@@ -105,7 +105,7 @@ def test_the_exercise_names_the_pair_whose_rows_arrive_at_another_device(found: 
         assert wanted.endswith("of process 0 sent")
 
 
-def test_the_exercise_finds_rows_of_another_edge(found: list[Any]) -> None:
+def test_the_exercise_finds_rows_of_an_earlier_transfer(found: list[Any]) -> None:
     for process in found[1:]:
         anchor, what, _ = process["tried"]["late"]
-        assert (anchor, what) == ("transfer-misplaced", "rows of edge edge1 arrive in the wrong place between processes.")
+        assert (anchor, what) == ("transfer-misplaced", "rows of edge edge0 arrive in the wrong place between processes.")

@@ -114,6 +114,17 @@ def test_samples_are_read_where_they_are_needed(tmp_path: Path) -> None:
     assert all(process["bad"] == ["sample 5 is bad."] for process in found)
 
 
+def test_processes_with_other_settings_layouts_or_versions_are_told_what_differs(tmp_path: Path) -> None:
+    for found in run_processes(tmp_path, 2, 3, "process_steps.settings"):
+        assert found["alike"] == []
+        assert found["settings"] == ["processes-disagree", "train.evaluate_every: 5 in process 0, 6 in process 1"]
+        anchor, have = found["layout"]
+        assert anchor == "processes-disagree"
+        assert "plan, line" in have
+        assert "student" in have
+        assert "jax: jax 0 in process 0, jax 1 in process 1" in found["versions"][1]
+
+
 def test_costs_are_those_of_the_tasks_of_all_processes(tmp_path: Path) -> None:
     # The third has nothing to do.
     one, other, idle = run_processes(tmp_path, 3, 1, "process_steps.measured")

@@ -110,7 +110,9 @@ def test_where_a_process_stands_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     run = Run(monkeypatch, 3)
     run.issue(1)
     run.standing.waiting = "the oldest task of b replica 0"
+    run.standing.preparing = "reads the samples of step 5"
     told = run.standing.describe()
+    assert "beside it: reads the samples of step 5" in told
     assert "3 steps have ended; waits for the oldest task of b replica 0" in told
     assert "b replica 0: last issued forward_backward" in told
     assert "1 unfinished, the oldest is forward_backward" in told

@@ -10,6 +10,7 @@ from .generator import Redraw, RedrawModule
 from .heads import chunked_sums, cross_entropy_sums, masked_sums, next_token_sums, vocabulary_logits
 from .noise import token_dropout
 from .projector import Projector, ProjectorModule
+from .rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from .vision import VisionTransformer, VisionTransformerModule
 
 __all__ = [
@@ -17,14 +18,18 @@ __all__ = [
     "AudioEncoderModule",
     "Decoder",
     "DecoderModule",
+    "LinearScaling",
+    "Llama3Scaling",
     "Multimodal",
     "MultimodalModule",
     "Projector",
     "ProjectorModule",
     "Redraw",
     "RedrawModule",
+    "RopeScaling",
     "VisionTransformer",
     "VisionTransformerModule",
+    "YarnScaling",
     "attention",
     "check_attention",
     "chunked_sums",

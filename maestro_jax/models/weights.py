@@ -89,11 +89,22 @@ def save_weights(path: Path, arrays: Mapping[str, np.ndarray], *, tokenizer: str
     for name, array in arrays.items():
         convert = dtype is not None and jnp.issubdtype(array.dtype, jnp.floating)
         kept[name] = np.ascontiguousarray(array.astype(jnp.dtype(dtype)) if convert else array)
+    write_tensors(path, kept, {TOKENIZER_KEY: tokenizer} if tokenizer else None)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None) -> None:
+    """Writes a safetensors file, atomically, with the permissions that new files have.
+
+    Args:
+        path: of the file.
+        tensors: name -> value, contiguous.
+        metadata: of the file.
+    """
     unfinished = path.with_name(path.name + ".unfinished")
     # The library's files are for their owner alone; an ordinary new file shows what the umask allows.
     unfinished.unlink(missing_ok=True)
     unfinished.touch()
     permissions = unfinished.stat().st_mode & 0o777
-    save_file(kept, unfinished, metadata={TOKENIZER_KEY: tokenizer} if tokenizer else None)
+    save_file(dict(tensors), unfinished, metadata=metadata)
     unfinished.chmod(permissions)
     os.replace(unfinished, path)

@@ -17,7 +17,7 @@ import numpy as np
 from .data import Batches, Dataset
 from .data.batches import heldout_places
 from .errors import DataError
-from .models.weights import save_weights
+from .final_weights import save_section
 from .runtime import Engine, Preparer, StepReport, Window
 from .runtime.costs import Costs
 from .runtime.global_batch import GlobalBatch
@@ -214,17 +214,23 @@ class Run:
         return verify_run(self, limit=limit, most_units=most_units)
 
     def save(self, folder: Path | str, parameters: Callable[[str], Mapping[str, np.ndarray]] | None = None) -> list[Path]:
-        """Writes the parameters of every section that was trained to `folder/SECTION.safetensors`, in the trainer's `save_dtype`.
+        """Writes the parameters of every section that was trained, in the trainer's `save_dtype`.
+
+        A model that came from a folder of Hugging Face goes into such a folder, `folder/SECTION`; everything else that was trained into
+        `folder/SECTION.safetensors`.
 
         Args:
             folder: where to.
             parameters: section -> path -> value; None takes those on this process's devices.
+
+        Returns:
+            The files and folders.
         """
-        written, read = [], parameters or self.engine.parameters
+        read = parameters or self.engine.parameters
+        written = []
         for name in self.engine.compiled.trained:
-            path = Path(folder) / f"{name}.safetensors"
-            save_weights(path, read(name), tokenizer=self.dataset.tokenizer_fingerprint, dtype=self.trainer.save_dtype)
-            written.append(path)
+            section, tokenizer = self.trainer.graph[name], self.dataset.tokenizer_fingerprint
+            written += save_section(Path(folder), section, read(name), tokenizer, self.trainer.save_dtype, self.trainer.save_shard_bytes)
         return written
 
     def bad_samples(self, step: int) -> list[DataError]:

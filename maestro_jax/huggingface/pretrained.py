@@ -66,7 +66,7 @@ class HuggingFace:
         return dataclasses.replace(self.opened.models[self.part].config, **self.choices)
 
     @property
-    def weights(self) -> Mapping[str, tuple[str, str]]:
+    def initial_weights(self) -> Mapping[str, tuple[str, str]]:
         """Path prefix -> where the initial values below it come from, as in `Section.weights`."""
         return {"": (str(self.opened.path), self.part)}
 

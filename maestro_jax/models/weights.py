@@ -21,6 +21,15 @@ from ..errors import CheckpointError
 
 TOKENIZER_KEY = "tokenizer_fingerprint"
 
+Source = str | tuple[str | None, str] | None
+"""A file or folder of weights, or that and a path prefix in it; None: nothing."""
+
+
+def weights_below(prefix: str, config: object) -> dict[str, Source]:
+    """The initial weights that a model's configuration names (see `HuggingFace`), where the model is at `prefix` inside another."""
+    own = getattr(config, "initial_weights", None)
+    return {f"{prefix}/{path}".rstrip("/"): source for path, source in own.items()} if isinstance(own, Mapping) else {}
+
 
 class StoredArray:
     """An array in a file, read slice by slice.

@@ -23,7 +23,7 @@ from .dispatcher import Dispatcher, InFlight
 from .feeds import PreparedStep, Window
 from .plan import Plan
 from .snapshot import Snapshot, flat, optimizer_of, take_snapshot
-from .state import Arrays, SectionState, initial_values, make_states, whole, zeros
+from .state import Arrays, Reading, SectionState, initial_values, make_states, whole, zeros
 from .update import make_shares
 from .watchdog import Standing
 
@@ -124,6 +124,7 @@ class Engine:
         debug: check before every call that no argument was given away.
         saved: parameters and optimizer state that go on, on the plan's shardings; seed and given are not used then.
         standing: told where this process stands.
+        reading: called after each part of `given` that was read.
     """
 
     def __init__(
@@ -135,11 +136,13 @@ class Engine:
         debug: bool = False,
         saved: Snapshot | None = None,
         standing: Standing | None = None,
+        reading: Reading | None = None,
     ) -> None:
         self.debug, self._number = debug, 0
         self.compiled, self.plan = compiled, compiled.plan
         if saved is None:
-            values = {n: initial_values(s, compiled.arguments[n], seed, (given or {}).get(n, {})) for n, s in self.plan.local.items()}
+            arguments = compiled.arguments
+            values = {n: initial_values(s, arguments[n], seed, (given or {}).get(n, {}), reading) for n, s in self.plan.local.items()}
             self.states = make_states(compiled, values)
         else:
             parts = {n: (saved.trained.get(n, {}).get("parameters", {}), saved.frozen.get(n, {})) for n in self.plan.local}

@@ -29,7 +29,7 @@ def opened(section: Section, name: str) -> WeightFile | Folder:
     Raises:
         MaestroError: there is none, or it cannot be read.
     """
-    origin = set_by(section, "weights" if section.weights is not None else "module")
+    origin = _origin(section)
     path = find_file(name, near=config_folder(section, "weights"), set_by=origin)
     return Folder(path, origin) if path.is_dir() else WeightFile(path, origin)
 
@@ -43,7 +43,7 @@ def given_weights(section: Section, plan: Plan, dataset: Dataset) -> dict[str, A
     Raises:
         CheckpointError: a missing file or tensor, another shape or model, or weights made with another tokenizer.
     """
-    origin = set_by(section, "weights")
+    origin = _origin(section)
     shapes = plan.sections[section.name].shapes.params
     given: dict[str, Any] = {}
     for prefix, (name, inside) in sources_of(section).items():
@@ -63,6 +63,11 @@ def given_weights(section: Section, plan: Plan, dataset: Dataset) -> dict[str, A
             raise _weights_do_not_fit(section, file.path, prefix, problems or [f"no parameter of the module lies below {prefix!r}"], origin)
         given |= {path: stored[path[len(start) :]] for path in wanted}
     return given
+
+
+def _origin(section: Section) -> str:
+    """Where the section's weights were named: by itself, or by its module."""
+    return set_by(section, "weights" if section.weights is not None else "module")
 
 
 def _other_fields(section: Section, prefix: str, file: WeightFile | Folder, inside: str) -> list[str]:

@@ -28,7 +28,7 @@ Source = str | tuple[str | None, str] | None
 def weights_below(prefix: str, config: object) -> dict[str, Source]:
     """The initial weights that a model's configuration names (see `HuggingFace`), where the model is at `prefix` inside another."""
     own = getattr(config, "initial_weights", None)
-    return {f"{prefix}/{path}".rstrip("/"): source for path, source in own.items()} if isinstance(own, Mapping) else {}
+    return {f"{prefix}/{path}".strip("/"): source for path, source in own.items()} if isinstance(own, Mapping) else {}
 
 
 class StoredArray:

@@ -198,9 +198,10 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no folder of a model"):
         Folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    folder = Folder(tmp_path)
     with pytest.raises(CheckpointError, match="has no weights"):
-        (tmp_path / "config.json").write_text(json.dumps(QWEN3))
-        Folder(tmp_path).arrays()
+        folder.arrays()
 
 
 @pytest.mark.parametrize("shard_bytes", [10_000_000, 2_000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from model_support import parts
-from parity_support import CASES, logits_of, texts, tiny_folder, torch
+from parity_support import CASES, logits_of, opened, texts, tiny_folder, torch
+from support import TEXT_SPECS, text_samples
 
-from maestro_jax.huggingface import load
+from maestro_jax.data import Dataset
+from maestro_jax.distill import Distilled
+from maestro_jax.generation import generate
+from maestro_jax.graph import Objective, Section, SectionGraph
+from maestro_jax.huggingface import Folder, HuggingFace, load, save
+from maestro_jax.optimizers import Sgd
+from maestro_jax.runtime import Preparer
+from maestro_jax.schedules import InOrder
+from maestro_jax.terminal import Terminal
+from maestro_jax.trainer import Trainer
 
 pytestmark = pytest.mark.parity
 
@@ -67,3 +78,94 @@ def test_gradients_equal_those_of_torch(case: str, tmp_path: Path) -> None:
     assert set(wanted) == set(gradients)
     for path, value in wanted.items():
         np.testing.assert_allclose(gradients[path], value, rtol=0, atol=1e-3 * float(jnp.max(jnp.abs(value))), err_msg=path)
+
+
+@pytest.mark.parametrize("case", ["qwen3", "qwen2", "llama3"])
+def test_a_greedy_continuation_is_that_of_transformers(case: str, tmp_path: Path) -> None:
+    model = tiny_folder(tmp_path, case)
+    config, params = load(tmp_path)
+    prompts = texts((5, 21, 16))
+    wanted = [
+        model.generate(torch.tensor([p]), max_new_tokens=32, do_sample=False, eos_token_id=None)[0, len(p) :].tolist() for p in prompts
+    ]
+    assert generate(config, params, prompts, new_tokens=32) == wanted
+    stop = wanted[0][7]
+    assert generate(config, params, prompts, new_tokens=32, stop=[stop])[0] == wanted[0][: wanted[0].index(stop) + 1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_transformers_opens_what_is_saved_and_computes_the_same(case: str, tmp_path: Path) -> None:
+    model = tiny_folder(tmp_path / "one", case)
+    _, parameters = load(tmp_path / "one")
+    arrays = {path: np.asarray(value) for path, value in parameters.items()}
+    again = opened(save(tmp_path / "two", Folder(tmp_path / "one"), arrays, shard_bytes=20_000))
+    [text] = texts((30,))
+    np.testing.assert_array_equal(logits_of(again, text), logits_of(model, text))
+
+
+@pytest.mark.parametrize("axes", [{"tensor": 2}, {"fsdp": 2}, {"tensor": 4}, {"fsdp": 4}, {"tensor": 2, "fsdp": 2}])
+def test_loss_and_gradients_on_several_devices_are_those_of_one(axes: dict[str, int], tmp_path: Path) -> None:
+    tiny_folder(tmp_path, "qwen3", num_key_value_heads=4)
+    alone, spread = gradients_of(tmp_path, {}), gradients_of(tmp_path, axes)
+    for path, value in alone.items():
+        np.testing.assert_allclose(spread[path], value, rtol=0, atol=1e-5 * float(np.max(np.abs(value))), err_msg=path)
+
+
+def gradients_of(folder: Path, axes: dict[str, int]) -> dict[str, np.ndarray]:
+    """The gradient of a step, with the engine on these axes."""
+    section = Section(
+        name="model",
+        module=HuggingFace(folder=str(folder)),
+        objectives={"cross_entropy": Objective()},
+        microbatch=128,
+        row_length=32,
+        axes=axes,
+    )
+    data = Dataset(train=text_samples(16, vocab=96), specs=TEXT_SPECS)
+    trainer = Trainer(graph=SectionGraph(sections=(section,)), data=data, steps=1, batch=16)
+    run = trainer.start()
+    setup = trainer.setup()
+    assert setup.batches is not None
+    preparer = Preparer(run.engine.compiled, InOrder(), TEXT_SPECS, 0)
+    window = preparer.prepare_window([setup.batches(0)], 0)
+    return {path: np.asarray(value) for path, value in run.engine.accumulate(window)["model"].items()}
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_distillation_between_two_folders_with_other_padding_runs_and_opens_in_transformers(devices: int, tmp_path: Path) -> None:
+    tiny_folder(tmp_path / "teacher", "qwen3", vocab_size=104, num_hidden_layers=2, seed=1)
+    tiny_folder(tmp_path / "student", "qwen3_tied", hidden_size=24)
+    teacher = HuggingFace(folder=str(tmp_path / "teacher"), choices={"objective": "none"})
+    student = HuggingFace(folder=str(tmp_path / "student"))
+    axes = {"tensor": devices // 2}
+    graph = SectionGraph(
+        sections=(
+            Section(name="teacher", module=teacher, trainable=False, microbatch=128, row_length=32, axes=axes),
+            Section(
+                name="student",
+                module=Distilled(student=student, teacher=teacher),
+                inputs={"teacher_hidden": "teacher.hidden"},
+                objectives={"kl": Objective(), "cross_entropy": Objective(weight=0.1)},
+                frozen=("teacher_head",),
+                microbatch=64,
+                row_length=32,
+                replicas=devices // 2,
+            ),
+        )
+    )
+    data = Dataset(train=text_samples(24, vocab=90), specs=TEXT_SPECS, vocab_size=90)
+    trainer = Trainer(graph=graph, data=data, steps=3, batch=8, optimizer=Sgd(learning_rate=0.1), save_shard_bytes=20_000, metrics=None)
+    screen = io.StringIO()
+    run = trainer.fit(tmp_path / "run", terminal=Terminal(screen), verify_step=True)
+    assert {d for s in run.engine.plan.sections.values() for d in s.submesh.mesh.devices.flat} == set(jax.devices()[:devices])
+    assert "the KL runs over the first 96 token ids" in screen.getvalue()
+    saved = tmp_path / "run" / "weights"
+    assert [path.name for path in saved.iterdir()] == ["student"]
+    trained = run.engine.parameters("student")
+    [text] = texts((20,), vocab=90)
+    config = student.config
+    own = {path.removeprefix("student/"): jnp.asarray(value) for path, value in trained.items() if path.startswith("student/")}
+    hidden_LD = jax.jit(parts(config)[2])(own, rows_of([[text]], 32))["hidden"][0, :20]
+    logits_LV = logits_of(opened(saved / "student"), text)
+    np.testing.assert_allclose(hidden_LD @ own["embedding/weight"].T, logits_LV, rtol=0, atol=2e-4)
+    assert np.max(np.abs(logits_LV - logits_of(opened(tmp_path / "student"), text))) > 1e-2

@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from ..config import check_fields, config_folder, configurable, find_file
 from ..errors import ConfigError, did_you_mean, set_by
+from ..models.weights import placed
 from .folder import Folder
 
 
@@ -113,15 +113,9 @@ def load(
     """
     opened = Folder(Path(folder), "the calling program: load(folder=...)")
     config, given = opened.models[part].config, opened.arrays(part)
-    paths = [tensor.path for tensor in opened.models[part].tensors]
     place = shardings if shardings is not None else jax.sharding.SingleDeviceSharding(jax.devices()[0])
     found = {}
-    for path in paths:
-        array = given[path]
-
-        def read(index: Any, array: Any = array) -> np.ndarray:
-            return np.asarray(array[index]).astype(jnp.dtype(dtype))
-
+    for path in (tensor.path for tensor in opened.models[part].tensors):
         sharding = place[path] if isinstance(place, Mapping) else place
-        found[path] = jax.make_array_from_callback(array.shape, sharding, read, dtype=jnp.dtype(dtype))
+        found[path] = placed(given[path], jnp.dtype(dtype), sharding)
     return config, found

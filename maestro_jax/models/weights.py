@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -82,6 +83,26 @@ class WeightFile:
         start = prefix + "/" if prefix else ""
         names = [name for name in self._file.keys() if name.startswith(start)]  # noqa: SIM118 - a safe_open is no mapping
         return {name[len(start) :]: StoredArray(self._file.get_slice(name)) for name in names}
+
+
+def placed(value: Any, dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Puts an array of a file on devices; each slice is read once, however many of this process's devices want it.
+
+    Args:
+        value: has a `shape`, and reads what a tuple of slices names.
+        dtype: of the array on the devices.
+        sharding: which device gets what.
+    """
+    held: dict[tuple[tuple[int, int, int], ...], np.ndarray] = {}
+    shape = tuple(value.shape)
+
+    def read(index: Any) -> np.ndarray:
+        place = tuple(part.indices(size) for part, size in zip(index, shape, strict=True))
+        if place not in held:
+            held[place] = np.asarray(value[index]).astype(dtype)
+        return held[place]
+
+    return jax.make_array_from_callback(shape, sharding, read, dtype=dtype)
 
 
 def save_weights(path: Path, arrays: Mapping[str, np.ndarray], *, tokenizer: str | None = None, dtype: str | None = None) -> None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..meshes import put_whole, rewrapped
+from ..models.weights import placed
 from .arguments import REPLICATED, Arguments
 from .compile import Compiled
 from .plan import SectionPlan
@@ -150,24 +151,10 @@ def initial_values(
         with jax.set_mesh(section.submesh.mesh):
             made = jax.jit(init, out_shardings=wanted)()
     for number, (path, value) in enumerate(given.items(), start=1):
-        made[path] = _read(value, shapes[path].dtype, shardings[path])
+        made[path] = placed(value, shapes[path].dtype, shardings[path])
         if reading is not None:
             reading(section.section.name, number, len(given))
     return made
-
-
-def _read(value: Any, dtype: Any, sharding: Any) -> jax.Array:
-    """Puts an array of a file on devices; each slice is read once, however many of this process's devices want it."""
-    held: dict[tuple[tuple[int, int, int], ...], np.ndarray] = {}
-    shape = tuple(value.shape)
-
-    def read(index: Any) -> np.ndarray:
-        place = tuple(part.indices(size) for part, size in zip(index, shape, strict=True))
-        if place not in held:
-            held[place] = np.asarray(value[index]).astype(dtype)
-        return held[place]
-
-    return jax.make_array_from_callback(shape, sharding, read, dtype=dtype)
 
 
 def make_states(compiled: Compiled, values: Mapping[str, Arrays], optimizers: Mapping[str, Any] | None = None) -> dict[str, SectionState]:

@@ -7,47 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from folder_support import QWEN3, qwen3_folder, tensors_of
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from maestro_jax.errors import CheckpointError, ConfigError
 from maestro_jax.huggingface import Folder, HuggingFace, Tensor, load, save
 from maestro_jax.huggingface.layout import StackedArray
 from maestro_jax.models import Decoder, Llama3Scaling
-
-QWEN3: Mapping[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "hidden_size": 16,
-    "initializer_range": 0.02,
-    "intermediate_size": 24,
-    "max_position_embeddings": 40960,
-    "max_window_layers": 36,
-    "model_type": "qwen3",
-    "num_attention_heads": 4,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.51.0",
-    "use_cache": True,
-    "use_sliding_window": False,
-    "vocab_size": 40,
-}
-"""The keys of Qwen3-8B's own file, with small sizes."""
 
 LLAMA3: Mapping[str, Any] = {
     "factor": 8.0,
@@ -56,40 +26,6 @@ LLAMA3: Mapping[str, Any] = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
-
-
-def tensors_of(values: Mapping[str, Any], dtype: Any = ml_dtypes.bfloat16) -> dict[str, np.ndarray]:
-    """Random tensors, by the names and shapes that transformers gives a Qwen3 model."""
-    sizes = [values[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")]
-    embed, mlp, heads, kv_heads, head_dim = sizes
-    shapes = {"model.embed_tokens.weight": (values["vocab_size"], embed), "model.norm.weight": (embed,)}
-    shapes |= {} if values["tie_word_embeddings"] else {"lm_head.weight": (values["vocab_size"], embed)}
-    for layer in range(values["num_hidden_layers"]):
-        parts = {
-            "input_layernorm": (embed,),
-            "post_attention_layernorm": (embed,),
-            "self_attn.q_proj": (heads * head_dim, embed),
-            "self_attn.k_proj": (kv_heads * head_dim, embed),
-            "self_attn.v_proj": (kv_heads * head_dim, embed),
-            "self_attn.o_proj": (embed, heads * head_dim),
-            "self_attn.q_norm": (head_dim,),
-            "self_attn.k_norm": (head_dim,),
-            "mlp.gate_proj": (mlp, embed),
-            "mlp.up_proj": (mlp, embed),
-            "mlp.down_proj": (embed, mlp),
-        }
-        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in parts.items()}
-    random = np.random.default_rng(0)
-    return {name: random.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
-
-
-def write(folder: Path, values: Mapping[str, Any] = QWEN3, tensors: Mapping[str, np.ndarray] | None = None, **changes: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    values = {**values, **changes}
-    (folder / "config.json").write_text(json.dumps(values))
-    (folder / "tokenizer_config.json").write_text("{}")
-    save_file(dict(tensors_of(values) if tensors is None else tensors), folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 @given(st.data())
@@ -122,15 +58,15 @@ def test_no_more_than_the_heads_of_a_slice_is_read() -> None:
 
 
 def test_the_numbers_of_a_config_become_those_of_a_decoder(tmp_path: Path) -> None:
-    (model,) = Folder(write(tmp_path)).models.values()
-    sizes = {"vocab_size": 40, "layers": 3, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp": 24}
+    (model,) = Folder(qwen3_folder(tmp_path)).models.values()
+    sizes: dict[str, Any] = {"vocab_size": 40, "layers": 3, "embed": 16, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp": 24}
     assert model.config == Decoder(**sizes, rope_theta=1e6, norm_epsilon=1e-6, qk_norm=True)
 
 
 def test_scaling_of_rotary_positions_is_read_in_its_older_and_newer_form(tmp_path: Path) -> None:
     wanted = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192)
-    older = write(tmp_path / "older", rope_theta=5e5, rope_scaling=LLAMA3)
-    newer = write(tmp_path / "newer", rope_theta=None, rope_parameters={**LLAMA3, "rope_theta": 5e5})
+    older = qwen3_folder(tmp_path / "older", rope_theta=5e5, rope_scaling=LLAMA3)
+    newer = qwen3_folder(tmp_path / "newer", rope_theta=None, rope_parameters={**LLAMA3, "rope_theta": 5e5})
     for folder in (older, newer):
         (model,) = Folder(folder).models.values()
         assert (model.config.rope_theta, model.config.rope_scaling) == (5e5, wanted)
@@ -177,7 +113,7 @@ def test_missing_unknown_and_misshapen_tensors_are_one_error(tmp_path: Path) -> 
     del tensors["model.norm.weight"], tensors["model.layers.2.mlp.up_proj.weight"]
     tensors |= {"model.layers.3.mlp.up_proj.weight": np.zeros(2), "lm_head.weight": np.zeros((41, 16))}
     with pytest.raises(CheckpointError) as caught:
-        Folder(write(tmp_path, tensors=tensors)).arrays()
+        Folder(qwen3_folder(tmp_path, tensors=tensors)).arrays()
     assert set(caught.value.have.splitlines()) == {
         "model.norm.weight: missing",
         "model.layers.2.mlp.up_proj.weight: missing",
@@ -187,7 +123,7 @@ def test_missing_unknown_and_misshapen_tensors_are_one_error(tmp_path: Path) -> 
 
 
 def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
-    folder = write(tmp_path)
+    folder = qwen3_folder(tmp_path)
     (folder / "model.safetensors").unlink()
     index = {"weight_map": dict.fromkeys(tensors_of(QWEN3), "model-00001-of-00001.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -206,7 +142,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shard_bytes", [10_000_000, 2_000])
 def test_what_is_saved_has_the_bits_that_were_loaded(shard_bytes: int, tmp_path: Path) -> None:
-    folder = write(tmp_path / "one")
+    folder = qwen3_folder(tmp_path / "one")
     _, parameters = load(folder)
     arrays = {path: np.asarray(value) for path, value in parameters.items()}
     made = save(tmp_path / "two", Folder(folder), arrays, dtype="bfloat16", shard_bytes=shard_bytes)
@@ -225,7 +161,7 @@ def test_what_is_saved_has_the_bits_that_were_loaded(shard_bytes: int, tmp_path:
 
 
 def test_what_is_not_given_is_copied_from_the_source(tmp_path: Path) -> None:
-    folder = write(tmp_path / "one")
+    folder = qwen3_folder(tmp_path / "one")
     norm = np.arange(16, dtype=np.float32)
     found = load_file(save(tmp_path / "two", Folder(folder), {"final_norm/scale": norm}) / "model.safetensors")
     wanted = load_file(folder / "model.safetensors")
@@ -234,20 +170,20 @@ def test_what_is_not_given_is_copied_from_the_source(tmp_path: Path) -> None:
 
 
 def test_the_dtype_of_a_saved_model_is_in_its_config(tmp_path: Path) -> None:
-    made = save(tmp_path / "two", Folder(write(tmp_path / "one")), {}, dtype="float32")
+    made = save(tmp_path / "two", Folder(qwen3_folder(tmp_path / "one")), {}, dtype="float32")
     assert json.loads((made / "config.json").read_text())["torch_dtype"] == "float32"
     assert {str(value.dtype) for value in load_file(made / "model.safetensors").values()} == {"float32"}
 
 
 def test_a_tied_model_ignores_a_head_beside_its_embedding_and_lends_it_to_students(tmp_path: Path) -> None:
     tensors = tensors_of({**QWEN3, "tie_word_embeddings": True})
-    folder = write(tmp_path, tensors={**tensors, "lm_head.weight": np.zeros((40, 16))}, tie_word_embeddings=True)
+    folder = qwen3_folder(tmp_path, tensors={**tensors, "lm_head.weight": np.zeros((40, 16))}, tie_word_embeddings=True)
     arrays = Folder(folder).arrays()
     np.testing.assert_array_equal(arrays["head/weight"][:], tensors["model.embed_tokens.weight"])
 
 
 def test_choices_change_what_a_config_leaves_open_and_nothing_else(tmp_path: Path) -> None:
-    folder = str(write(tmp_path))
+    folder = str(qwen3_folder(tmp_path))
     assert HuggingFace(folder=folder, choices={"objective": "none", "dropout": 0.1}).config.dropout == 0.1
     with pytest.raises(ConfigError, match=r"HuggingFace\.choices") as caught:
         HuggingFace(folder=folder, choices={"rope_theta": 1.0})

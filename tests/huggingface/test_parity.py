@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from model_support import parts
-from parity_support import CASES, logits_of, opened, texts, tiny_folder, torch
+from parity_support import CASES, logits_of, opened, texts, tiny_folder, torch, transformers
 from support import TEXT_SPECS, text_samples
 
 from maestro_jax.data import Dataset
+from maestro_jax.data.chat_template import ChatTemplate
 from maestro_jax.distill import Distilled
 from maestro_jax.generation import generate
 from maestro_jax.graph import Objective, Section, SectionGraph
@@ -26,6 +27,8 @@ from maestro_jax.terminal import Terminal
 from maestro_jax.trainer import Trainer
 
 pytestmark = pytest.mark.parity
+
+TOKENIZER = str(Path(__file__).parent.parent.parent / "configs" / "tokenizer_tiny.json")
 
 
 def rows_of(samples: list[list[list[int]]], length: int) -> dict[str, jax.Array]:
@@ -177,3 +180,26 @@ def test_distillation_between_two_folders_with_other_padding_runs_and_opens_in_t
     logits_LV = logits_of(opened(saved / "student"), text)
     np.testing.assert_allclose(hidden_LD @ own["embedding/weight"].T, logits_LV, rtol=0, atol=2e-4)
     assert np.max(np.abs(logits_LV - logits_of(opened(tmp_path / "student"), text))) > 1e-2
+
+
+def test_a_chat_template_writes_what_transformers_writes(tmp_path: Path) -> None:
+    template = (
+        "{%- if messages[0].role == 'system' %}\n    {{- bos_token + messages[0].content | tojson + '\\n' }}\n{%- endif %}\n"
+        "{%- for m in messages %}\n    {%- if m.role == 'system' %}{% continue %}{% endif %}\n"
+        "    {{- '<|' + m.role + '|>' + m.content | trim + eos_token + '\\n' }}\n{%- endfor %}\n"
+        "{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}\n"
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=TOKENIZER, bos_token="<s>", eos_token="<|endoftext|>")
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path)
+    messages = [
+        {"role": "system", "content": "be <brief> & \u00fcber"},
+        {"role": "user", "content": " 1 + 1?\n"},
+        {"role": "assistant", "content": "2"},
+    ]
+    ours = ChatTemplate.load(tmp_path)
+    for ask in (False, True):
+        wanted = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
+        assert ours.write(messages, ask=ask) == wanted
+    text, ((start, stop),) = ours.conversation(messages)
+    assert text[start:stop] == "2<|endoftext|>"

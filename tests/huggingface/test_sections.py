@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -170,3 +172,20 @@ def test_the_shipped_distillation_of_qwen3_has_the_sizes_of_the_published_models
         assert dataclasses.replace(model.config, objective=config.objective) == config
     assert (student.module.teacher_vocab_size, student.module.teacher_embed) == (teacher.module.vocab_size, teacher.module.embed)
     assert made.setup().weights == {"teacher": {}, "student": {}}
+
+
+def test_the_config_file_of_the_documentation_distils_one_folder_into_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [text] = re.findall(r"```gin\n(.*?)```", (CONFIGS.parent / "docs" / "models.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "run.gin").write_text(text)
+    messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"id": str(n), "messages": messages}) + "\n" for n in range(40)))
+    for name, vocab_size in (("teacher-folder", 1100), ("student-folder", 1030)):
+        folder = qwen3_folder(tmp_path / name, vocab_size=vocab_size)
+        shutil.copyfile(CONFIGS / "tokenizer_tiny.json", folder / "tokenizer.json")
+        (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}")
+    monkeypatch.chdir(tmp_path)
+    made: Trainer = load_config("run.gin", ["train.batch=8"], root="train").build()
+    setup = made.setup()
+    assert {name: len(given) for name, given in setup.weights.items()} == {"teacher": 13, "student": 15}
+    assert any("first 1030 token ids" in note for note in setup.plan.notes)
+    assert setup.dataset.tokenizer_fingerprint == Folder(tmp_path / "teacher-folder").tokenizer_fingerprint

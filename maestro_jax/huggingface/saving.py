@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,12 +34,14 @@ BESIDE = (
 )
 """Files that are copied as they are."""
 
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+
 
 def save(path: Path, source: Folder, arrays: Mapping[str, np.ndarray], *, dtype: str | None = None, shard_bytes: int = SHARD_BYTES) -> Path:
     """Writes a model in the form of the folder that it came from.
 
     Args:
-        path: of the new folder; what it held is replaced when all has been written.
+        path: of the folder; weights that it held are replaced when all has been written, and other files stay.
         source: where the model came from: its `config.json` and the tokenizer's files are taken over.
         arrays: path of a parameter -> value. Those that are not given are read from `source`.
         dtype: of all floating-point tensors ("bfloat16", ...); None keeps that of each.
@@ -70,9 +73,20 @@ def save(path: Path, source: Folder, arrays: Mapping[str, np.ndarray], *, dtype:
     for file in BESIDE:
         if (source.path / file).is_file():
             shutil.copyfile(source.path / file, unfinished / file)
-    shutil.rmtree(path, ignore_errors=True)
-    os.replace(unfinished, path)
+    _move(unfinished, path)
     return path
+
+
+def _move(unfinished: Path, path: Path) -> None:
+    """Moves files into the folder where they belong, and removes the weights of a model that was there before."""
+    path.mkdir(parents=True, exist_ok=True)
+    new = {file.name for file in unfinished.iterdir()}
+    for file in list(path.iterdir()):
+        if _WEIGHTS.fullmatch(file.name) and file.name not in new:
+            file.unlink()
+    for name in sorted(new):
+        os.replace(unfinished / name, path / name)
+    unfinished.rmdir()
 
 
 def _tensors(source: Folder, arrays: Mapping[str, np.ndarray], dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:

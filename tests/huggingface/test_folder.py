@@ -169,6 +169,18 @@ def test_what_is_not_given_is_copied_from_the_source(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["model.norm.weight"], norm)
 
 
+def test_a_model_that_is_saved_again_leaves_no_shard_of_the_former_and_no_other_file_is_lost(tmp_path: Path) -> None:
+    folder = qwen3_folder(tmp_path / "one")
+    made = save(tmp_path / "two", Folder(folder), {}, shard_bytes=2_000)
+    (made / "notes.txt").write_text("mine")
+    save(made, Folder(folder), {})
+    assert {file.name for file in made.iterdir()} == {"config.json", "model.safetensors", "tokenizer_config.json", "notes.txt"}
+    norm = np.arange(16, dtype=np.float32)
+    save(made, Folder(made), {"final_norm/scale": norm})
+    found, wanted = load_file(made / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert [name for name in wanted if wanted[name].tobytes() != found[name].tobytes()] == ["model.norm.weight"]
+
+
 def test_the_dtype_of_a_saved_model_is_in_its_config(tmp_path: Path) -> None:
     made = save(tmp_path / "two", Folder(qwen3_folder(tmp_path / "one")), {}, dtype="float32")
     assert json.loads((made / "config.json").read_text())["torch_dtype"] == "float32"

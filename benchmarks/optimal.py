@@ -75,8 +75,8 @@ class Model:
     """
 
     def __init__(self, workload: Workload, horizon: int) -> None:
-        if any(s.row_length or s.max_bytes for s in workload.sections.values()) or any(e.paired for e in workload.edges):
-            raise ValueError("the exact model knows neither row_length nor max_bytes nor paired edges")
+        if any(s.row_length or s.max_bytes or not s.packed for s in workload.sections.values()) or any(e.paired for e in workload.edges):
+            raise ValueError("the exact model knows neither row_length nor rows of one item nor max_bytes nor paired edges")
         self.workload, self.horizon = workload, horizon
         self.longest_update = max((s.update for s in workload.sections.values() if s.trainable), default=0)
         self.cp = cp_model.CpModel()

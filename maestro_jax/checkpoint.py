@@ -162,6 +162,26 @@ class Checkpoints:
         body = {"step": step, "state": dict(state), "heldout": dict(heldout or {}), "frozen": bool(snapshot.frozen)}
         self._pending = self._thread.submit(self._commit, [FROZEN, name] if frozen else [name], held, body)
 
+    def add_heldout(self, step: int, heldout: Mapping[str, float]) -> None:
+        """Adds an evaluation to a complete checkpoint that was saved before it could be made; nothing else of it changes.
+
+        Args:
+            step: of the checkpoint.
+            heldout: the evaluation, at that very step.
+
+        Raises:
+            CheckpointError: its manifest cannot be written; it stays as it was.
+        """
+
+        def add() -> None:
+            path = self.folder / f"{step:08d}"
+            body = read_manifest(path)
+            if body is None:
+                raise OSError(f"{path.name}/{MANIFEST} is missing or damaged")
+            write_manifest(path, {**body, "heldout": dict(heldout)})
+
+        self._first(READ, add, lambda error: self._cannot_write(f"the evaluation of step {step} cannot be added to its checkpoint.", error))
+
     def wait(self) -> None:
         """Waits until the checkpoint that is being written is complete.
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .config import config_folder, find_file
 from .data import Dataset
@@ -83,6 +86,25 @@ def _other_fields(section: Section, prefix: str, file: WeightFile | Folder, insi
     fields = [field.name for field in dataclasses.fields(model.config) if field.name not in model.part.free]
     pairs = {name: (getattr(model.config, name), getattr(module, name)) for name in fields}
     return [f"{name}: {there!r} in {CONFIG}, {here!r} in the module" for name, (there, here) in pairs.items() if there != here]
+
+
+def as_given(values: Mapping[str, np.ndarray], given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Puts what a file has in more precision in the place of values that are the same, rounded.
+
+    What is frozen is held in compute precision; saved like that, it would no longer be what it was.
+
+    Args:
+        values: path -> value.
+        given: path -> array in a file.
+    """
+    found = dict(values)
+    for path, value in values.items():
+        if path not in given or value.dtype.itemsize >= 4:
+            continue
+        whole = np.asarray(given[path][(slice(None),) * value.ndim])
+        if whole.dtype.itemsize > value.dtype.itemsize and np.array_equal(whole.astype(value.dtype), value):
+            found[path] = whole
+    return found
 
 
 def _split(source: str) -> tuple[str, str]:

@@ -165,7 +165,7 @@ def _place_table(plan: Plan) -> Table:
             f"{_ranges([device.id for device in devices])} {kinds}{shared}",
             _arrangement(section),
             ", ".join(map(str, section.section.buckets)),
-            str(section.section.row_length or "-"),
+            str(section.section.row_length or "-") + ("" if section.section.packed else ", one item"),
         )
         # As Text, because rich looks for markup in strings.
         table.add_row(*map(Text, cells))

@@ -132,7 +132,8 @@ def _choose(
         return None
     settings = changed_settings(files.config(), config)
     new_data = changed_data(commit.state["data"], data, commit.step)
-    if commit.step >= steps and (settings or new_data):
+    # Without steps the command evaluates, as it says.
+    if 0 < steps <= commit.step and (settings or new_data):
         raise _complete(files, commit, [*new_data, *settings])
     check_fits(commit, shapes, settings, set_by)
     changes = []
@@ -273,7 +274,8 @@ def _layout(plan: Plan) -> dict[str, str]:
     found = {}
     for name, section in plan.sections.items():
         s, devices = section.section, section.submesh.replica_devices(0)
-        found[name] = f"{len(devices)} x {devices[0].device_kind} {dict(s.axes)} {list(s.buckets)} {s.row_length} {s.remat} {s.dtype}"
+        rows = f"{list(s.buckets)} {s.row_length}" + ("" if s.packed else " one item")
+        found[name] = f"{len(devices)} x {devices[0].device_kind} {dict(s.axes)} {rows} {s.remat} {s.dtype}"
     return found
 
 

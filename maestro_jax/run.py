@@ -10,17 +10,20 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .data import Batches, Dataset
 from .data.batches import heldout_places
-from .errors import DataError
+from .errors import ConfigError, set_by
 from .final_weights import save_section
+from .initial_weights import as_given
+from .record import Record
 from .runtime import Engine, Preparer, StepReport, Window
+from .runtime.completions import Completions
 from .runtime.costs import Costs
-from .runtime.global_batch import GlobalBatch
+from .runtime.global_batch import BadSample, GlobalBatch
 from .runtime.measure import fitted_costs, measure
 from .runtime.prefetch import Prefetcher
 from .runtime.startup import Exercise
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
 LAG = 2
 """Steps between issuing a step and reading its numbers, so that reading never holds up the dispatcher."""
+
+_HELDOUT = 0
+"""Stands for the last evaluation among the numbers of steps."""
 
 
 def never() -> bool:
@@ -95,7 +101,9 @@ class Run:
         group: the processes of the run.
         exercised: what came of trying the ways between processes.
         stopping: whether no more steps are issued, because a stop was asked for.
-        skipped_samples: how many samples were left out, by kind: the heading of docs/errors.md that explains it.
+        skipped_samples: how often training samples were left out, by kind: the heading of docs/errors.md that explains it.
+        skipped_heldout: how many held-out samples were left out of the last evaluation, by kind.
+        records: what was measured of each window with a step that `Trainer.timelines` names; `Trainer.fit` moves them to the run folder.
         objectives: section -> names of its objectives.
         weights: "section/objective" -> weight in the loss.
     """
@@ -111,16 +119,22 @@ class Run:
         evaluation: bool,
         step: int = 0,
         exercised: Exercise | None = None,
+        weights: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.trainer, self.dataset, self.engine = trainer, dataset, engine
+        self._given = weights or {}
         self.step, self.exercised = step, exercised or Exercise()
         self.skipped_samples: collections.Counter[str] = collections.Counter()
+        self.skipped_heldout: collections.Counter[str] = collections.Counter()
         self._batches, self._preparer, self._evaluation = batches, preparer, evaluation
-        self._bad: dict[int, list[DataError]] = {}
+        self._bad: dict[int, list[BadSample]] = {}
         self.group = engine.plan.group
         self._reader = trainer.reader(engine.plan, dataset)
         self._wants_stop: Callable[[], bool] = never
         self._stops: dict[int, bool] = {}
+        self._timelines = set(trainer.timelines)
+        self._watched: dict[int, Completions] = {}
+        self.records: list[Record] = []
         self.stopping = False
         sections = trainer.graph.sections
         self.objectives = {s.name: tuple(s.objectives) for s in sections if s.objectives}
@@ -149,7 +163,7 @@ class Run:
                 if self._stops.pop(self.step, False) or (self.group.count == 1 and stop()):
                     self.stopping = True
                     break
-                for issued in self.engine.run(window):
+                for issued in self.engine.run(window, self._watch(window)):
                     waiting.append(issued)
                     self.step += 1
                     while len(waiting) > (0 if self.trainer.pauses(self.step) else LAG):
@@ -164,6 +178,27 @@ class Run:
         finally:
             prefetcher.close()
 
+    def record(self) -> Record:
+        """Trains the next steps, those that are scheduled together, and returns what was scheduled and what was measured of them.
+
+        Raises:
+            ConfigError: no step is left.
+            DataError: for a bad sample, when `on_bad_sample` is "raise".
+        """
+        first = self.step
+        if first >= self.trainer.steps:
+            raise ConfigError(
+                "no step is left that could be recorded.",
+                wanted="a step that is still to be trained",
+                have=f"{first} of {self.trainer.steps} steps are trained",
+                fix="raise steps, or start another run",
+                anchor="trainer-value",
+                set_by=set_by(self.trainer, "steps"),
+            )
+        self._timelines.add(first + 1)
+        collections.deque(self.steps(lambda: self.step > first), maxlen=0)
+        return self.records.pop()
+
     def evaluate(self, stop: Callable[[], bool] = never) -> dict[str, float]:
         """Returns "section/objective" -> mean over the held-out data; empty when there is none. Training is not disturbed.
 
@@ -172,12 +207,18 @@ class Run:
         """
         if not self._evaluation:
             return {}
+        self.skipped_heldout, self._bad[_HELDOUT] = collections.Counter(), []
         # Several processes could stop at different batches, and wait for each other.
         stops = stop if self.group.count == 1 else never
         places = itertools.islice(heldout_places(self.dataset, self.trainer.batch), self.trainer.evaluate_batches)
         going = itertools.takewhile(lambda _: not stops(), places)
         values = self.engine.evaluate(self._preparer.prepare(self._heldout(batch), 0, training=False) for batch in going)
         return {} if stops() else values
+
+    @property
+    def repeats(self) -> bool:
+        """Whether training samples may have come more than once."""
+        return self._batches is not None and self.step > self._batches.steps_without_repeats
 
     @property
     def costs(self) -> Costs:
@@ -219,6 +260,8 @@ class Run:
         A model that came from a folder of Hugging Face goes into such a folder, `folder/SECTION`; everything else that was trained into
         `folder/SECTION.safetensors`.
 
+        What is frozen in them and came from a file is as in that file.
+
         Args:
             folder: where to.
             parameters: section -> path -> value; None takes those on this process's devices.
@@ -230,11 +273,12 @@ class Run:
         written = []
         for name in self.engine.compiled.trained:
             section, tokenizer = self.trainer.graph[name], self.dataset.tokenizer_fingerprint
-            written += save_section(Path(folder), section, read(name), tokenizer, self.trainer.save_dtype, self.trainer.save_shard_bytes)
+            values = as_given(read(name), self._given.get(name, {}))
+            written += save_section(Path(folder), section, values, tokenizer, self.trainer.save_dtype, self.trainer.save_shard_bytes)
         return written
 
-    def bad_samples(self, step: int) -> list[DataError]:
-        """Returns, once, why samples of a step (counted from 1) were left out."""
+    def bad_samples(self, step: int) -> list[BadSample]:
+        """Returns, once, the samples of a step (counted from 1; 0: of the last evaluation) that were left out, and why."""
         return self._bad.pop(step, [])
 
     def _windows(self) -> list[range]:
@@ -254,9 +298,17 @@ class Run:
         self._bad |= {step + 1: bad for step, (_, bad) in zip(steps, read, strict=True) if bad}
         return self._preparer.prepare_window([batch for batch, _ in read], steps.start)
 
+    def _watch(self, window: Window) -> Completions | None:
+        """Watches a window with a step of which a timeline is wanted."""
+        if self._timelines.isdisjoint(step.step + 1 for step in window.steps):
+            return None
+        found = self._watched[window.steps[-1].step] = Completions(self.engine.plan, window)
+        return found
+
     def _heldout(self, places: Sequence[int]) -> GlobalBatch:
         [(batch, bad)] = self._reader.read(self.dataset.heldout, [places], "held-out samples")
-        self.skipped_samples.update(error.anchor for error in bad)
+        self.skipped_heldout.update(sample.error.anchor for sample in bad)
+        self._bad[_HELDOUT] += bad
         return batch
 
     def _ended(self, report: StepReport) -> StepReport:
@@ -264,6 +316,10 @@ class Run:
         standing = self.engine.standing
         standing.waiting = f"step {report.prepared.step + 1} to end"
         found = report.wait().shared(self.engine.plan)
+        watched = self._watched.pop(report.prepared.step, None)
+        if watched is not None:
+            nominal = self.trainer.costs == "counted"
+            self.records.append(dataclasses.replace(watched.record(), nominal=nominal))
         standing.waiting = ""
         standing.step_ended()
         return found
@@ -271,7 +327,7 @@ class Run:
     def _result(self, report: StepReport, seconds: float) -> StepResult:
         step = report.prepared.step + 1
         # Counted here and not where they are found: steps that are prepared ahead do not count in a checkpoint.
-        self.skipped_samples.update(error.anchor for error in self._bad.get(step, ()))
+        self.skipped_samples.update(sample.error.anchor for sample in self._bad.get(step, ()))
         return StepResult(
             step=step,
             seconds=seconds,

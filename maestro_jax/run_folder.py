@@ -30,11 +30,19 @@ import numpy as np
 
 from .errors import CheckpointError
 from .files import writing
+from .record import FOLDER as TIMELINES
+from .record import Record, read_records
+from .timeline_page import timeline_page
+from .trace import trace
 
 CONFIG, PLAN, ENVIRONMENT = "config.gin", "plan.txt", "env.json"
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 LOCK, CHECKPOINTS = ".lock", "checkpoints"
-OWN = ("config.gin", "plan.txt", "env.json", METRICS, EVALUATIONS, CHECKPOINTS, "weights", "tensorboard", "wandb*", "*-until-*", ".*.tmp")
+TIMELINE, TRACE = "timeline.html", "trace.json"
+OWN = (
+    *(CONFIG, PLAN, ENVIRONMENT, METRICS, EVALUATIONS, CHECKPOINTS, TIMELINES, TIMELINE, TRACE),
+    *("weights", "tensorboard", "wandb*", "*-until-*", ".*.tmp"),
+)
 """What a run makes; whatever else lies in its folder is the user's and stays where it is."""
 logger = logging.getLogger(__name__)
 
@@ -98,6 +106,12 @@ class RunFolder:
         """
         for name in (METRICS, EVALUATIONS):
             self._rewind(self.path_of(name), step)
+        later = [path for path in self.path_of(TIMELINES).glob("step-*.json") if int(path.stem[len("step-") :]) > step]
+        if later:
+            with self._writing(self.path_of(TIMELINES)):
+                for path in later:
+                    path.unlink()
+            self._write_pictures()
         if self.config() not in (None, config):
             for name in (CONFIG, PLAN, ENVIRONMENT):
                 self._keep(self.path_of(name), step)
@@ -188,8 +202,27 @@ class RunFolder:
         with self._writing(path), path.open("a", encoding="utf-8") as file:
             file.write(line)
 
+    def write_timeline(self, record: Record) -> None:
+        """Writes a recorded window to `timelines/step-000009.json` and the like, and all windows to `timeline.html` and `trace.json`.
+
+        Raises:
+            CheckpointError: a file cannot be written.
+        """
+        folder = self.path_of(TIMELINES)
+        with self._writing(folder):
+            folder.mkdir(exist_ok=True)
+        self._write(f"{TIMELINES}/step-{record.first_step:06d}.json", json.dumps(record.to_json(), separators=(",", ":")))
+        self._write_pictures()
+
+    def _write_pictures(self) -> None:
+        with self._writing(self.path_of(TIMELINES)):
+            records = read_records(self.path)
+        self._write(TIMELINE, timeline_page(records))
+        self._write(TRACE, json.dumps(trace(records), separators=(",", ":")))
+
     def _write(self, name: str, text: str) -> None:
-        path, temporary = self.path_of(name), self.path_of(f".{name}.{os.getpid()}.tmp")
+        path = self.path_of(name)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with self._writing(path):
             try:
                 temporary.write_text(text, encoding="utf-8")

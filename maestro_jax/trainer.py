@@ -28,6 +28,7 @@ from .initial_weights import given_weights
 from .meshes import devices_wanted, process_group
 from .metrics import TensorBoard
 from .optimizers import AdamW, build_optimizer
+from .places import DEVICES, number
 from .plan_table import memory_text, plan_text
 from .resume import Resumed, costs_state, resume, saved_costs
 from .run import Run
@@ -42,7 +43,7 @@ from .runtime.snapshot import snapshot_shapes
 from .runtime.startup import exercise
 from .runtime.state import Reading
 from .runtime.watchdog import Standing, Watchdog
-from .schedules import Policy, Wavefront, Workload
+from .schedules import IN_FLIGHT, Policy, Wavefront, Workload
 from .terminal import Terminal, screen_of
 from .training import Training
 from .verification import verify_run
@@ -75,7 +76,7 @@ class Trainer:
     Args:
         graph: the sections.
         data: a data source (with `load()`), or a `Dataset`.
-        steps: optimizer steps; 0 only evaluates.
+        steps: optimizer steps; 0 only evaluates. In a folder with a run, that is its newest checkpoint.
         batch: samples in a step, over all replicas.
         seed: of initial parameters, data order and dropout.
         optimizer: for sections without one of their own.
@@ -89,11 +90,13 @@ class Trainer:
         checkpoint_every: steps between checkpoints; 0 writes one at the end and on an interruption only.
         keep_checkpoints: how many of the newest checkpoints stay.
         keep_best: held-out objective ("section/objective", lower is better) whose best checkpoint stays besides; None keeps none.
-        skip_limit: most steps in a row that may be skipped because something is not finite.
+        skip_limit: most steps in a row that may be skipped because something is not finite, or whose samples may all be bad.
+        timelines: steps, from 1, whose windows are recorded: timeline.html and trace.json show what ran when; () records none.
         metrics: where numbers go besides metrics.jsonl: TensorBoard(), WeightsAndBiases(), or None.
         on_bad_sample: what to do with a sample that cannot be read or fits no micro-batch: "raise", or "skip" it and count its kind.
         share_devices: with fewer devices than the plan asks for, let sections share them instead of refusing.
         in_flight: most unfinished tasks that a replica is given.
+        adaptive: let a replica whose next task waits for its inputs run a later one first; one process only.
         save_dtype: precision of the final weights on disk.
         save_shard_bytes: most bytes of a file of the final weights of models that came from a folder of Hugging Face.
         compile_cache: folder where compiled programs are kept for later runs, set for the whole process; None leaves what is set.
@@ -117,10 +120,12 @@ class Trainer:
     keep_checkpoints: int = 2
     keep_best: str | None = None
     skip_limit: int = 10
+    timelines: tuple[int, ...] = (10,)
     metrics: Any = dataclasses.field(default_factory=TensorBoard)
     on_bad_sample: Literal["raise", "skip"] = "raise"
     share_devices: bool = True
-    in_flight: int = 8
+    in_flight: int = IN_FLIGHT
+    adaptive: bool = False
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     save_shard_bytes: int = SHARD_BYTES
     compile_cache: str | None = None
@@ -141,6 +146,8 @@ class Trainer:
             value = getattr(self, field)
             if value is not None and value < low:
                 self._refuse(field, f"a whole number, at least {low}", str(value))
+        if any(step < 1 for step in self.timelines):
+            self._refuse("timelines", "numbers of steps, from 1", str(self.timelines))
         if self.clip_norm is not None and not self.clip_norm > 0:
             self._refuse("clip_norm", "a positive number, or None", str(self.clip_norm))
         objectives = [f"{s.name}/{name}" for s in self.graph.sections for name in s.objectives]
@@ -219,6 +226,8 @@ class Trainer:
         """
         dataset = self.dataset()
         plan = self.plan(dataset)
+        if self.adaptive and plan.group.count > 1:
+            self._refuse("adaptive", "False where there are several processes: all must issue tasks in one order", "True")
         return Setup(
             dataset=dataset,
             plan=plan,
@@ -253,7 +262,7 @@ class Trainer:
         evaluation = bool(setup.dataset.heldout) and self.evaluate_batches != 0
         compiled = Compiled(setup.plan, setup.optimizers, self.clip_norm, evaluation, progress)
         saved, step = (resumed.snapshot, resumed.commit.step) if resumed is not None else (None, 0)
-        engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug, saved, standing, reading)
+        engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug, saved, standing, self.adaptive, reading)
         exercised = exercise(setup.plan)
         # Measured numbers differ from time to time; a run that goes on keeps those that it began with, and so its schedules.
         costs = saved_costs(setup.plan, resumed.commit.state) if self.costs == "measured" and resumed is not None else None
@@ -267,6 +276,7 @@ class Trainer:
             evaluation=evaluation,
             step=step,
             exercised=exercised,
+            weights=setup.weights,
         )
         if self.costs == "measured" and self.steps and costs is None:
             run.measure_costs()
@@ -441,14 +451,14 @@ class Trainer:
 
 
 def make_cpu_devices(count: int) -> None:
-    """Makes `count` CPU devices, for machines without an accelerator; does nothing once JAX has started.
+    """Makes `count` CPU devices, or as many as the launcher says, for machines without an accelerator; does nothing once JAX has started.
 
     Accelerators are not affected: this counts devices of the CPU platform only.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     try:
-        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_num_cpu_devices", number(os.environ, DEVICES) if DEVICES in os.environ else count)
     except RuntimeError:
         # The backends have been initialised: whoever did that decided how many devices there are.
         return

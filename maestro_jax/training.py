@@ -5,11 +5,13 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .bad_samples import BadSampleLimit, cause_of, count_lines
 from .checkpoint import Checkpoints, Commit
-from .errors import DataError, set_by
+from .errors import set_by
 from .pace import Interrupt, Pace
 from .run import Run, StepResult
 from .step_policies import LossWatch, SkipLimit
@@ -17,10 +19,8 @@ from .step_policies import LossWatch, SkipLimit
 if TYPE_CHECKING:
     from .metrics import Writer
     from .run_folder import RunFolder
+    from .runtime.global_batch import BadSample
     from .terminal import Terminal
-
-SHOWN_BAD_SAMPLES = 5
-"""Samples left out that are named on the screen; all of them are in metrics.jsonl."""
 
 
 class Training:
@@ -50,8 +50,11 @@ class Training:
         self._state = dict(state or {})
         self._watch = LossWatch()
         self._skips = SkipLimit(self.trainer.skip_limit, set_by=set_by(self.trainer, "skip_limit"))
+        limit, batch, steps = self.trainer.skip_limit, self.trainer.batch, self.trainer.steps
+        self._bad_limit = BadSampleLimit(limit, batch=batch, steps=steps, set_by=set_by(self.trainer, "skip_limit"))
         self._pace = Pace()
-        self._named = 0
+        self._drawing, self._drawn = ThreadPoolExecutor(1, "timelines"), list[Future[None]]()
+        self._named: set[str] = set()
         self._units: collections.Counter[str] = collections.Counter()
         self._scheduled: collections.Counter[str] = collections.Counter()
         self._saved_step = run.step if run.step else None
@@ -64,8 +67,10 @@ class Training:
         state = commit.state
         self._watch.restore(state["watch"])
         self._skips.restore(state["skips"])
+        # Checkpoints of earlier versions know nothing of it.
+        self._bad_limit.restore(state.get("bad_samples", self._bad_limit.state()))
         self.run.skipped_samples = collections.Counter(state["skipped_samples"])
-        self._last, self._evaluated_step = dict(state["heldout"]), commit.step if commit.heldout else None
+        self._last, self._evaluated_step = dict(commit.heldout or state["heldout"]), commit.step if commit.heldout else None
         best = self._checkpoints.best() if self._checkpoints is not None else None
         self._best = best[0] if best is not None else None
 
@@ -78,11 +83,12 @@ class Training:
             TrainingError: too many steps in a row were skipped.
             CheckpointError: something cannot be written.
         """
-        with Interrupt() as interrupt:
+        with Interrupt() as interrupt, self._drawing:
             self._terminal.start(self._first_line())
             self.run.engine.standing.begin()
             # A run that was stopped at a step with an evaluation has not made it.
-            if not self.run.step or (self._evaluates_at(self.run.step) and self._evaluated_step != self.run.step):
+            missed = self._evaluates_at(self.run.step) and self._evaluated_step != self.run.step
+            if missed or not self.run.step or not self.trainer.steps:
                 self._evaluate(interrupt)
             for result in self.run.steps(lambda: interrupt.requested):
                 self._report(result)
@@ -96,6 +102,8 @@ class Training:
             if self._checkpoints is not None:
                 with self.run.engine.standing.pause():
                     self._checkpoints.wait()
+            for drawn in self._drawn:
+                drawn.result()
             self._terminal.finish(self._last_lines(interrupt))
         interrupt.raise_it()
         return self._last
@@ -116,27 +124,34 @@ class Training:
     def _evaluate(self, interrupt: Interrupt) -> bool:
         """Evaluates and reports; returns whether the objective that decides which checkpoint is the best has improved."""
         values = self.run.evaluate(lambda: interrupt.requested)
+        self._tell("held out", self.run.bad_samples(0))
         if not values:
             return False
         self._last, self._evaluated_step = values, self.run.step
         self._terminal.evaluation(self.run.step, values)
+        if self.run.step and not self.trainer.steps:
+            # Only a look at a run that stays as it is.
+            return False
         if self._folder is not None:
             self._folder.append({"step": self.run.step, "heldout": values}, name="evaluations.jsonl")
         if self._writer is not None:
             self._writer.heldout(self.run.step, values)
+        saved = self.run.step == self._saved_step
+        if saved and self._checkpoints is not None:
+            self._checkpoints.add_heldout(self.run.step, values)
         value = values.get(self.trainer.keep_best or "", math.nan)
-        # No checkpoint can be the best of step 0, and one that is complete stays as it is.
-        if not math.isfinite(value) or self.run.step in (0, self._saved_step) or (self._best is not None and value >= self._best):
+        # No checkpoint can be the best of step 0.
+        if not math.isfinite(value) or not self.run.step or (self._best is not None and value >= self._best):
             return False
         self._best = value
-        return True
+        return not saved
 
     def _save(self) -> None:
         # After a skipped step, parameters may be what made it so: the checkpoint before it stays the newest.
         if self._checkpoints is None or not self.run.step or self._skips.in_a_row:
             return
         step, state = self.run.step, {**self._state, "watch": self._watch.state(), "skips": self._skips.state()}
-        state |= {"skipped_samples": dict(self.run.skipped_samples), "heldout": self._last}
+        state |= {"skipped_samples": dict(self.run.skipped_samples), "bad_samples": self._bad_limit.state(), "heldout": self._last}
         with self.run.engine.standing.pause():
             self._checkpoints.save(step, self.run.engine.snapshot(), state, self._last if self._evaluated_step == step else None)
         self._saved_step = step
@@ -164,29 +179,38 @@ class Training:
             "busy": dict(result.report.prepared.busy),
             "skipped_steps": self._skips.skipped + self._skips.empty + (not applied),
             **({"not_finite": list(causes)} if causes else {}),
-            **({"bad_samples": [error.what for error in bad]} if bad else {}),
+            **({"bad_samples": [sample.error.what for sample in bad]} if bad else {}),
         }
         if self._folder is not None:
             self._folder.append(record)
         if self._writer is not None:
             self._writer.steps(record)
+        while self._folder is not None and self.run.records:
+            # Beside the steps: drawing thousands of tasks takes a second, and meanwhile nothing would be issued.
+            self._drawn.append(self._drawing.submit(self._folder.write_timeline, self.run.records.pop(0)))
         self._terminal.tick(result.step, trainer.steps)
         if result.step % trainer.log_every == 0 or result.step in (1, trainer.steps) or not applied:
             self._terminal.step(record)
             self._pace.printed()
         self._judge(result, applied, causes, bad)
 
-    def _judge(self, result: StepResult, applied: bool, causes: tuple[str, ...], bad: list[DataError]) -> None:
-        for error in bad[: max(0, SHOWN_BAD_SAMPLES - self._named)]:
-            self._terminal.note(f"step {result.step}: {error.what} It is left out.")
-        self._named += len(bad)
+    def _judge(self, result: StepResult, applied: bool, causes: tuple[str, ...], bad: list[BadSample]) -> None:
+        self._tell(f"step {result.step}", bad)
         for cause in causes:
             self._terminal.note(f"step {result.step} is skipped in every section: {cause}")
         warning = self._watch.add(result.step, result.metrics["loss"], applied=applied)
         if warning is not None:
             self._terminal.note(warning)
-        samples = [sample.id for sample in result.report.prepared.samples]
-        self._skips.add(result.step, applied=applied, causes=causes, samples=samples)
+        samples = result.report.prepared.samples
+        self._skips.add(result.step, applied=applied, causes=causes, samples=[sample.id for sample in samples])
+        self._bad_limit.add(result.step, [tuple(sample.items) for sample in samples], bad)
+
+    def _tell(self, where: str, bad: list[BadSample]) -> None:
+        """Says why the first sample of each kind is left out; all of a step are named in metrics.jsonl."""
+        for error in (sample.error for sample in bad):
+            if error.anchor not in self._named:
+                self._named.add(error.anchor)
+                self._terminal.note(f"{where}: {cause_of(error)} It is left out; others of this kind ({error.anchor}) are counted.")
 
     def _save_weights(self, folder: Path) -> list[Path]:
         """Writes final weights; of several processes, the first one reads those of the others from the last checkpoint."""
@@ -199,6 +223,8 @@ class Training:
     def _first_line(self) -> str:
         trainer, step = self.trainer, self.run.step
         where = f", run folder {self._folder.path}" if self._folder is not None else ""
+        if not trainer.steps:
+            return f"evaluating after {step} steps{where}"
         if not step:
             go_on = " (the same command goes on with it)" if self._checkpoints is not None else ""
             return f"training {trainer.steps} steps of {trainer.batch} samples{where}{go_on}"
@@ -218,9 +244,7 @@ class Training:
             lines.append(f"{count} steps were skipped because a gradient was not finite or nothing counted")
         if self._scheduled.total():
             lines.append(padding_line(self._units, self._scheduled))
-        if run.skipped_samples:
-            kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(run.skipped_samples.items()))
-            lines.append(f"{run.skipped_samples.total()} samples were skipped: {kinds} (explained in docs/errors.md)")
+        lines += count_lines(run.skipped_samples, run.skipped_heldout, repeats=run.repeats)
         if self._folder is not None:
             saved = self._save_weights(self._folder.path / "weights") if run.step else []
             lines += [f"weights: {path}" for path in saved]

@@ -53,12 +53,13 @@ def build(
     given: Mapping[str, Mapping[str, Any]] | None = None,
     in_flight: int = 8,
     debug: bool = False,
+    adaptive: bool = False,
 ) -> Setup:
     """Compiles a graph on the first `devices` CPU devices."""
     plan = make_plan(graph, specs, jax.devices()[:devices])
     optimizers = {s.name: optimizer or optax.sgd(0.1) for s in graph.sections if s.trainable}
     compiled = Compiled(plan, optimizers, clip_norm, evaluation)
-    engine = Engine(compiled, seed, given, in_flight, debug)
+    engine = Engine(compiled, seed, given, in_flight, debug, adaptive=adaptive)
     return Setup(graph, engine, Preparer(compiled, policy or InOrder(), specs, seed))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -32,6 +32,9 @@ DEVICES = 8
 STREAMS = ("text", "notes", "image", "audio")
 PAIRED: Mapping[str, tuple[str, ...]] = {"text": ("text", "notes"), "notes": ("text", "notes"), "image": ("image",), "audio": ("audio",)}
 """Stream -> those whose items have the same units."""
+
+Layout = dict[str, dict[str, Any]]
+"""Section -> fields."""
 
 ROW = 8
 LADDERS = ((8,), (24,), (12, 20))
@@ -162,16 +165,17 @@ def section_layouts(draw: st.DrawFn) -> dict[str, Any]:
     """Fields of one section."""
     fsdp, tensor = draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from((1, 1, 2)))
     fields: dict[str, Any] = {
-        "replicas": draw(st.sampled_from((1, 2, 3))),
+        "replicas": draw(st.sampled_from((1, 2, 3, 4))),
         "axes": {axis: size for axis, size in (("fsdp", fsdp), ("tensor", tensor)) if size > 1},
         "trainable": draw(st.sampled_from((True, True, False))),
-        "frozen": draw(st.sampled_from(((), (), ("inner",)))),
         "submesh": draw(st.sampled_from((None, "first", "second"))),
         "remat": draw(st.sampled_from(("none", "inputs", *POLICIES))),
         "scatter_gradients": draw(st.booleans()),
     }
     if fsdp > 1:
+        # Parameters are split over fsdp too, unless a rule says otherwise.
         fields |= {"row_length": ROW, "microbatch": draw(st.sampled_from(LADDERS_IN_EVEN_ROWS))}
+        fields["rules"] = draw(st.sampled_from(({}, {"embed": None})))
     elif draw(st.booleans()):
         fields |= {"row_length": ROW, "microbatch": draw(st.sampled_from(LADDERS_IN_ROWS))}
     else:
@@ -180,19 +184,28 @@ def section_layouts(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """A graph, a layout that fits on eight devices, a batch and a policy."""
-    made = draw(parts())
-    layout = {part.name: draw(section_layouts()) for part in made}
+def layouts(draw: st.DrawFn, names: Sequence[str], graph: Callable[[Layout], SectionGraph]) -> Layout:
+    """Fields for each section of a graph, at least one of which is trained; all fit on eight devices."""
+    layout = {name: draw(section_layouts()) for name in names}
     if not any(fields["trainable"] for fields in layout.values()):
-        layout[draw(st.sampled_from(made)).name]["trainable"] = True
+        layout[draw(st.sampled_from(names))]["trainable"] = True
     for fields in layout.values():
         if fields["replicas"] * 2 ** len(fields["axes"]) > DEVICES:
             fields["replicas"] = 2
     # Too many devices: more sections share a submesh, until all do.
-    for name in layout:
-        if devices_wanted(requests_of(graph_of(made, layout))) > DEVICES:
+    for name in names:
+        if devices_wanted(requests_of(graph(layout))) > DEVICES:
             layout[name]["submesh"] = "first"
+    return layout
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A graph, a layout, a batch and a policy."""
+    made = draw(parts())
+    layout = draw(layouts([part.name for part in made], lambda found: graph_of(made, found)))
+    for fields in layout.values():
+        fields["frozen"] = draw(st.sampled_from(((), (), ("inner",))))
     used = sorted({part.stream for part in made} - {made[-1].stream})
     missing = draw(st.sets(st.sampled_from(used))) if used and draw(st.booleans()) else set()
     rare = draw(st.sampled_from((None, *used)))
@@ -206,7 +219,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def graph_of(made: Sequence[Part], layout: Mapping[str, Mapping[str, Any]]) -> SectionGraph:
+def graph_of(made: Sequence[Part], layout: Layout) -> SectionGraph:
     """The graph of some parts."""
     sections = []
     for part in made:

@@ -3,7 +3,7 @@
 Three sections in a row: a frozen one that may run ahead, one that is trained and has dropout, and one with the losses.
 
 With the environment variable SMALL_RUN_SAMPLES, every process that imports this appends to that file the ids of the samples of each step
-that it has trained.
+that it has trained. With SMALL_RUN_DEATH, such as "1 8 write_pieces", one of several processes kills itself inside the save of a step.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from damage_support import die_inside_a_save
 from support import TEXT_SPECS, VOCAB, WIDTH, Functions, middle_functions, text_samples, wired
 
+from maestro_jax.checkpoint import Checkpoints
 from maestro_jax.data import Dataset
 from maestro_jax.graph import SectionGraph
 from maestro_jax.models import token_dropout
 from maestro_jax.step_policies import SkipLimit
 
-SAMPLES = "SMALL_RUN_SAMPLES"
+SAMPLES, DEATH = "SMALL_RUN_SAMPLES", "SMALL_RUN_DEATH"
 
 CONFIG = """
 train.graph = @small_run.graph()
@@ -95,5 +97,29 @@ def log_samples(path: Path | str) -> None:
     SkipLimit.add = logged
 
 
+def logged_samples(path: Path) -> dict[int, list[str]]:
+    """Step -> ids of its samples, which every process that trained the step must agree on."""
+    found: dict[int, list[str]] = {}
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            record = json.loads(line)
+            assert found.setdefault(record["step"], record["samples"]) == record["samples"]
+    return found
+
+
+def die_in_save(process: str, step: str, moment: str) -> None:
+    """From now on, one of several processes kills itself when it saves a step; see `die_inside_a_save` for the moment."""
+    save = Checkpoints.save
+
+    def saved(*args: Any, **fields: Any) -> None:
+        if (os.environ["MAESTRO_PROCESS"], str(args[1])) == (process, step):
+            die_inside_a_save(moment)
+        save(*args, **fields)
+
+    Checkpoints.save = saved
+
+
 if SAMPLES in os.environ:
     log_samples(os.environ[SAMPLES])
+if DEATH in os.environ:
+    die_in_save(*os.environ[DEATH].split())

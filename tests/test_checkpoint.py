@@ -163,6 +163,18 @@ def test_the_newest_ones_and_the_best_stay(checkpoints: Checkpoints) -> None:
     assert names(checkpoints) == ["00000050", "00000070", "00000080", FROZEN]
 
 
+def test_an_evaluation_can_be_added_to_a_checkpoint(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1, heldout={"a/kl": 2.0})
+    saved(checkpoints, 2)
+    checkpoints.add_heldout(2, {"a/kl": 1.0})
+    newest = checkpoints.commits()[0]
+    assert (newest.step, newest.heldout, newest.state, checkpoints.problem(newest)) == (2, {"a/kl": 1.0}, {"step": 2}, None)
+    saved(checkpoints, 3, 4, 5)
+    assert steps(checkpoints) == [5, 4, 2]
+    with pytest.raises(CheckpointError, match="the evaluation of step 3 cannot be added"):
+        checkpoints.add_heldout(3, {"a/kl": 0.5})
+
+
 def test_another_objective_may_decide_later(checkpoints: Checkpoints) -> None:
     saved(checkpoints, 1, heldout={"a/kl": 0.5, "a/other": 9.0})
     saved(checkpoints, 2, heldout={"a/kl": 0.7, "a/other": 8.0})

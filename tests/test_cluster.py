@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch_support import launched, processes
+from process_support import launched, processes
 
 from maestro_jax import places
 from maestro_jax.cluster import connect, own_address

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_run import CONFIG, SAMPLES, SETTINGS, log_samples
+from small_run import CONFIG, SAMPLES, SETTINGS, log_samples, logged_samples
 
 from maestro_jax.step_policies import SkipLimit
 from maestro_jax.train import PREEMPTED, main
@@ -135,13 +135,7 @@ def results(job: Job) -> dict[str, bytes]:
 
 
 def samples(job: Job) -> dict[int, list[str]]:
-    """Step -> ids of its samples, which every process that trained the step must agree on."""
-    found: dict[int, list[str]] = {}
-    for line in (job.folder / "samples").read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            record = json.loads(line)
-            assert found.setdefault(record["step"], record["samples"]) == record["samples"]
-    return found
+    return logged_samples(job.folder / "samples")
 
 
 @pytest.fixture(scope="module")

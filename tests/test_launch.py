@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch_support import end, launched, launcher, lives, waited
+from process_support import end, launched, launcher, lives, waited
 
 from maestro_jax.launch import main
 
@@ -46,6 +46,11 @@ def test_each_process_has_a_log_and_the_first_one_is_shown(tmp_path: Path) -> No
     code, out, errors = launched(tmp_path, "print(f'I am {index} of', os.environ['MAESTRO_PROCESSES'])", "--processes=3")
     assert (code, out, errors) == (0, "I am 0 of 3\n", "")
     assert [(tmp_path / "logs" / f"process-{n}.log").read_text() for n in range(3)] == [f"I am {n} of 3\n" for n in range(3)]
+
+
+def test_one_process_has_the_devices_that_were_asked_for_whatever_a_plan_wants(tmp_path: Path) -> None:
+    code = CONNECT + "from maestro_jax.trainer import make_cpu_devices\nmake_cpu_devices(6)\nprint(len(jax.devices()))"
+    assert launched(tmp_path, f"import jax\n{code}", "--processes=1", "--devices_per_process=3")[:2] == (0, "3\n")
 
 
 def test_how_another_process_failed_is_shown(tmp_path: Path) -> None:

@@ -66,6 +66,12 @@ def test_a_step_draws_itself(executed: nbformat.NotebookNode) -> None:
     assert re.findall(r"<th[^>]*>([^<]+)<", html)[:2] == ["step", "loss"]
 
 
+def test_a_recorded_window_draws_itself(executed: nbformat.NotebookNode) -> None:
+    html = output(executed, "timeline", "text/html")
+    assert re.findall(r"steps 9 to 12, (\w+): makespan", html) == ["scheduled", "scheduled", "measured", "measured"]  # heading and label
+    assert len(set(re.findall(r"<title>teacher 0: forward, step (\d+)", html))) == 4
+
+
 def test_the_student_alone_is_as_good(executed: nbformat.NotebookNode) -> None:
     printed = output(executed, "save", "stream")
     [(beside, alone)] = re.findall(r"cross-entropy: ([\d.]+) beside the teacher, ([\d.]+) alone", printed)

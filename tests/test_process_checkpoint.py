@@ -9,13 +9,19 @@ from typing import Any
 
 import jax
 import pytest
-from checkpoint_process import PLACES, arrays, differing, differing_on_host, files_of, output, run, shapes, started
+from process_checkpoints import PLACES, arrays, differing, differing_on_host, files_of, shapes
+from process_support import run_processes, said, started
 
 from maestro_jax.checkpoint import FROZEN, Checkpoints
 
 pytestmark = pytest.mark.xdist_group("processes")
 
 Told = list[dict[str, Any]]
+
+
+def run(folder: Path, processes: int, jobs: str) -> Told:
+    """Runs jobs to their end; returns what each process told."""
+    return run_processes(folder, processes, 2, "process_checkpoints.do", str(folder), jobs)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +120,10 @@ def test_three_processes_go_on_with_what_two_saved(two: tuple[Path, Told], tmp_p
 
 
 def killed_inside_a_save(folder: Path, process: int, moment: str) -> None:
-    with started(folder, 2, "killed", str(process), moment) as processes:
-        assert processes[process].wait(60) == -signal.SIGKILL, output(folder, process).read_text()
+    arguments = [str(folder), "process_checkpoints.do", str(folder), "killed", str(process), moment]
+    with started(folder, "process_program", arguments, "--devices_per_process=2", hurried=True) as launcher:
+        assert launcher.wait(90) == 128 + signal.SIGKILL, said(folder)
+    assert f"process {process} ended with code 137" in (folder / "errors").read_text()
     left = folder / "checkpoints" / "00000002"
     assert left.exists()
     checkpoints = Checkpoints(folder / "checkpoints")

@@ -263,6 +263,8 @@ def test_a_complete_run_is_not_mixed_with_another_one(run: Path) -> None:
         attempt.close()
     attempt = Attempt(run)
     assert attempt.resume(steps=3) is not None
+    # Without steps, it is only evaluated.
+    assert attempt.resume(steps=0, config=CONFIG.replace("seed = 0", "seed = 1")) is not None
     attempt.close()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
 

@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from record_support import record
 
 from maestro_jax.errors import CheckpointError
+from maestro_jax.record import read_records
 from maestro_jax.run_folder import RunFolder, default_folder
 
 ROOT = Path(__file__).parent.parent
@@ -172,6 +174,39 @@ def test_going_on_takes_back_what_came_after_the_step(tmp_path: Path) -> None:
     assert found["metrics.jsonl"] == '{"step": 1}\n{"step": 2}\n'
     assert found["evaluations.jsonl"] == '{"step": 1, "heldout": {}}\n{"step": 2, "heldout": {}}\n'
     assert set(found) == {"metrics.jsonl", "evaluations.jsonl", "config.gin"}
+
+
+def test_recorded_windows_have_a_file_each_and_pictures_of_all(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for first in (9, 101):
+        folder.write_timeline(record(first))
+    assert set(files(tmp_path)) == {
+        "metrics.jsonl",
+        "timelines/step-000009.json",
+        "timelines/step-000101.json",
+        "timeline.html",
+        "trace.json",
+    }
+    assert read_records(tmp_path) == [record(9), record(101)]
+    assert all(f'"steps {first} to {first + 1}"' in files(tmp_path)["timeline.html"] for first in (9, 101))
+    steps = {event["args"]["step"] for event in json.loads(files(tmp_path)["trace.json"])["traceEvents"] if event["ph"] == "X"}
+    assert steps == {9, 10, 101, 102}
+
+
+def test_going_on_takes_back_windows_that_come_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for first in (9, 101):
+        folder.write_timeline(record(first))
+    folder.go_on(100, "same")
+    assert read_records(tmp_path) == [record(9)]
+    assert "steps 101" not in files(tmp_path)["timeline.html"]
+
+
+def test_beginning_anew_moves_timelines_aside(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write_timeline(record(9))
+    RunFolder(tmp_path).begin_anew()
+    assert {path.split("/")[0] for path in files(tmp_path)} == {"metrics.jsonl", "previous-1"}
+    assert {"previous-1/timeline.html", "previous-1/trace.json"} < set(files(tmp_path))
 
 
 @pytest.mark.parametrize("rest", [b'{"step": 2, "los', b'{"step": 2', b"\0\0\0", b"\xff\xfe", b"\n"])

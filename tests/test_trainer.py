@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from safetensors.numpy import load_file
 from support import TEXT_SPECS, chain, text_samples
 
 from maestro_jax.data import Dataset, LazySamples, Part, Sample
@@ -22,10 +23,11 @@ from maestro_jax.data.lazy import Digest
 from maestro_jax.distill import Distilled
 from maestro_jax.errors import CheckpointError, ConfigError, DataError, GraphError, MaestroError, MeshError
 from maestro_jax.graph import Objective
-from maestro_jax.initial_weights import given_weights
+from maestro_jax.initial_weights import as_given, given_weights
 from maestro_jax.models import Decoder
 from maestro_jax.models.weights import WeightFile, save_weights
 from maestro_jax.optimizers import AdamW, Sgd, WarmupCosine, build_optimizer
+from maestro_jax.record import read_records
 from maestro_jax.schedules import InOrder
 from maestro_jax.terminal import Terminal
 from maestro_jax.trainer import Trainer
@@ -75,6 +77,38 @@ def test_the_same_seed_gives_the_same_run() -> None:
     losses = [[r.metrics["loss"] for r in trainer(seed=5).start().steps()] for _ in range(2)]
     assert losses[0] == losses[1]
     assert losses[0] != [r.metrics["loss"] for r in trainer(seed=6).start().steps()]
+
+
+def test_the_window_of_a_named_step_is_recorded(tmp_path: Path) -> None:
+    ahead = chain(teacher={"trainable": False})
+    run = trainer(graph=ahead, steps=4, run_ahead=2, timelines=(4,)).fit(tmp_path)
+    [found] = read_records(tmp_path)
+    assert (found.first_step, len(found.workload.steps)) == (3, 2)
+    assert found.nominal  # costs are counted
+    assert {task.section for task in found.measured.tasks} == {"teacher", "middle", "student"}
+    assert all(0 <= issued <= task.start <= task.end for issued, task in zip(found.issued, found.measured.tasks, strict=True))
+    assert {path.name for path in tmp_path.glob("t*")} == {"timelines", "timeline.html", "trace.json", "tensorboard"}
+    assert run.records == []  # it was moved
+
+
+def test_without_named_steps_nothing_is_recorded(tmp_path: Path) -> None:
+    trainer(timelines=(), metrics=None).fit(tmp_path)
+    assert list(tmp_path.glob("t*")) == []
+
+
+def test_the_next_steps_can_be_recorded_on_request() -> None:
+    run = trainer().start()
+    assert [run.record().first_step, run.record().first_step] == [1, 2]
+    assert [result.step for result in run.steps()] == [3]
+    assert run.records == []
+    with pytest.raises(ConfigError, match="no step is left"):
+        run.record()
+
+
+def test_recording_changes_no_numbers() -> None:
+    plain, watched = (trainer(timelines=steps).start() for steps in ((), (1, 3)))
+    assert [result.metrics for result in plain.steps()] == [result.metrics for result in watched.steps()]
+    assert [found.first_step for found in watched.records] == [1, 3]
 
 
 def test_nothing_compiles_after_the_start_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +169,11 @@ def test_samples_that_cannot_be_read_are_refused_or_skipped_and_counted_by_kind(
     results = list(run.steps())
     assert [len(run.bad_samples(result.step)) for result in results] == [7, 7]
     assert run.skipped_samples == {"media-missing": 14}
-    assert run.evaluate()["student/cross_entropy"] > 0
-    assert run.skipped_samples == {"media-missing": 21}
+    for _ in range(2):
+        assert run.evaluate()["student/cross_entropy"] > 0
+        assert run.skipped_heldout == {"media-missing": 7}
+        assert len(run.bad_samples(0)) == 7
+    assert run.skipped_samples == {"media-missing": 14}
 
 
 def test_weights_are_loaded_by_prefix(tmp_path: Path) -> None:
@@ -144,6 +181,28 @@ def test_weights_are_loaded_by_prefix(tmp_path: Path) -> None:
     save_weights(tmp_path / "t.safetensors", {f"inside/{p}": v + 1 for p, v in params.items()})
     run = trainer(graph=chain(teacher={"weights": f"{tmp_path / 't.safetensors'}:inside"})).start()
     assert all(np.array_equal(run.engine.parameters("teacher")[p], v + 1) for p, v in params.items())
+
+
+def test_what_is_frozen_is_saved_as_it_came_also_from_lower_precision(tmp_path: Path) -> None:
+    params = trainer().start().engine.parameters("student")
+    exact = {path: value + np.float32(1 / 3) for path, value in params.items()}
+    save_weights(tmp_path / "s.safetensors", exact)
+    fields = {"frozen": ("embed", "head"), "dtype": "bfloat16", "weights": str(tmp_path / "s.safetensors")}
+    run = trainer(graph=chain(student=fields), steps=1).start()
+    list(run.steps())
+    assert run.engine.parameters("student")["embed"].dtype != np.float32
+    [path] = [path for path in run.save(tmp_path / "saved") if path.stem == "student"]
+    saved = load_file(path)
+    for name in ("embed", "head"):
+        np.testing.assert_array_equal(saved[name], exact[name])
+    assert not np.array_equal(saved["inner"], exact["inner"])
+
+
+def test_what_is_frozen_and_is_no_longer_what_a_file_has_is_saved_as_it_is() -> None:
+    file = {"a": np.array([0.1, 0.2], np.float32)}
+    held = {"a": np.array([0.1, 0.3], np.float16)}
+    assert as_given(held, file)["a"] is held["a"]
+    assert as_given({"a": file["a"].astype(np.float16)}, file)["a"].tolist() == file["a"].tolist()
 
 
 @pytest.mark.parametrize("wrong", ["missing", "shape"])
@@ -259,6 +318,7 @@ def test_what_cannot_be_used_is_refused(field: str, value: Any) -> None:
         ("keep_checkpoints", 0),
         ("keep_best", "student/perplexity"),
         ("skip_limit", -1),
+        ("timelines", (10, 0)),
         ("metrics", "tensorboard"),
         ("steps", "5"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -18,7 +19,7 @@ import pytest
 import small_run
 from support import TEXT_SPECS, chain, text_samples
 
-from maestro_jax import checkpoint, training
+from maestro_jax import checkpoint
 from maestro_jax import trainer as trainer_module
 from maestro_jax.checkpoint import Checkpoints
 from maestro_jax.data import Dataset, Item, Sample
@@ -146,6 +147,33 @@ def test_a_complete_run_stays_as_it_is(whole: Path, tmp_path: Path) -> None:
     assert records(tmp_path, "evaluations.jsonl") == records(whole, "evaluations.jsonl")
 
 
+def test_no_steps_only_evaluate_the_run_of_a_folder(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    data = dataclasses.replace(small_run.dataset(), heldout=text_samples(7, seed=2))
+    run, screen = fit(tmp_path, steps=0, data=data)
+    assert "evaluating after 8 steps" in screen.text
+    assert "complete" not in screen.text
+    [found] = re.findall(r"held-out at step 8  c: cross_entropy (\S+)", screen.text)
+    assert float(found) == pytest.approx(run.evaluate()["c/cross_entropy"], abs=1e-4)
+    assert float(found) != pytest.approx(records(whole, "evaluations.jsonl")[-1]["heldout"]["c/cross_entropy"], abs=1e-4)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_that_a_stop_kept_from_its_evaluation_can_be_the_best(tmp_path: Path) -> None:
+    best = "c/cross_entropy"
+    fields = {"evaluate_every": 2, "checkpoint_every": 0, "keep_checkpoints": 1, "keep_best": best}
+    with pytest.raises(Preempted):
+        fit(tmp_path, Screen(stop_at=4), **fields)
+    assert saved_steps(tmp_path) == [4, 2]
+    # Whatever comes after it is worse.
+    fit(tmp_path, **{**fields, "optimizer": optax.sgd(30.0, momentum=0.9)})
+    values = {record["step"]: record["heldout"][best] for record in records(tmp_path, "evaluations.jsonl")[1:]}
+    assert min(values, key=lambda step: values[step]) == 4, "the test needs a run that gets worse"
+    assert saved_steps(tmp_path) == [8, 4]
+    assert Checkpoints(tmp_path / "checkpoints").commits()[-1].heldout[best] == values[4]
+
+
 def test_without_a_checkpoint_sigterm_still_says_so(tmp_path: Path) -> None:
     screen = Screen(stop_in=0)
     with pytest.raises(Preempted):
@@ -255,16 +283,44 @@ def test_samples_that_fit_nowhere_are_named_and_counted_once(tmp_path: Path) -> 
     fields = {"graph": chain(middle={"microbatch": 20}), "on_bad_sample": "skip", "steps": 6, "checkpoint_every": 2, "evaluate_batches": 0}
     run, screen = fit(tmp_path / "whole", **fields)
     named = [what for record in records(tmp_path / "whole") for what in record.get("bad_samples", [])]
-    assert run.skipped_samples.total() == len(named) > training.SHOWN_BAD_SAMPLES
-    assert f"{len(named)} samples were skipped: sample-too-long {len(named)} (explained in docs/errors.md)" in screen.text
-    assert len(screen.notes) == training.SHOWN_BAD_SAMPLES
-    assert screen.notes[0].endswith(f"{named[0]} It is left out.")
+    assert run.skipped_samples.total() == len(named) > 1
+    # Twenty samples make three steps of six.
+    assert f"samples were skipped {len(named)} times, again in each epoch: sample-too-long {len(named)}" in screen.text
+    [note] = screen.notes
+    assert f"{named[0]} Have: " in note
+    assert note.endswith("It is left out; others of this kind (sample-too-long) are counted.")
     # Samples that were only prepared when the run stopped are not counted twice.
     with pytest.raises(Preempted):
         fit(tmp_path / "stopped", Screen(stop_at=2), **fields)
     again, _ = fit(tmp_path / "stopped", **fields)
     assert again.skipped_samples == run.skipped_samples
     assert records(tmp_path / "stopped") == records(tmp_path / "whole")
+
+
+def test_the_count_of_one_epoch_is_of_samples(tmp_path: Path) -> None:
+    run, screen = fit(tmp_path, graph=chain(middle={"microbatch": 20}), on_bad_sample="skip", steps=3, evaluate_batches=0)
+    count = run.skipped_samples["sample-too-long"]
+    assert f"\n{count} samples were skipped: sample-too-long {count} (explained in docs/errors.md)\n" in screen.text
+
+
+@pytest.mark.parametrize(("skip_limit", "steps", "ends"), [(2, 8, 1), (8, 8, 2), (100, 2, 2)])
+def test_a_run_in_which_every_sample_is_bad_ends_with_the_cause(tmp_path: Path, skip_limit: int, steps: int, ends: int) -> None:
+    fields = {"graph": chain(middle={"microbatch": 2}), "on_bad_sample": "skip", "skip_limit": skip_limit, "steps": steps}
+    with pytest.raises(TrainingError, match=f"training ends at step {ends}: no sample can be used") as caught:
+        fit(tmp_path, **fields)
+    assert f"{6 * ends} bad ones in a row: sample-too-long {6 * ends}\n" in caught.value.have
+    assert "is longer than the largest micro-batch of section 'middle'" in caught.value.have
+    assert not (tmp_path / "weights").exists()
+
+
+def test_held_out_samples_that_are_left_out_are_told_apart(tmp_path: Path) -> None:
+    data = small_run.dataset()
+    data = dataclasses.replace(data, heldout=text_samples(2, shortest=30, longest=30) + text_samples(5, shortest=5, longest=9)[2:])
+    data = dataclasses.replace(data, train=text_samples(20, longest=20))
+    _, screen = fit(tmp_path, graph=chain(middle={"microbatch": 20}), data=data, on_bad_sample="skip", steps=4, evaluate_every=1)
+    assert [note.split(":")[0] for note in screen.notes] == ["held out"]
+    assert "\n2 held-out samples were skipped: sample-too-long 2 (explained in docs/errors.md)\n" in screen.text
+    assert " times" not in screen.text
 
 
 def failing_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

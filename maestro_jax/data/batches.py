@@ -38,6 +38,7 @@ class Batches:
 
     Attributes:
         steps_per_epoch: batches in one pass over the training samples; with parts, over the one that takes longest.
+        steps_without_repeats: in so many steps no sample comes twice.
 
     Raises:
         DataError: the training samples, or those of a part, do not fill one batch.
@@ -70,6 +71,7 @@ class Batches:
             self._orders.append(_Order(first, part.samples, steps, _shuffled(part, seed)))
             first += part.samples
         self.steps_per_epoch = max(order.steps for order in self._orders)
+        self.steps_without_repeats = min(order.steps for order in self._orders)
 
     def __call__(self, step: int) -> list[Sample]:
         """Returns the samples of a step, counted from 0, part by part; the same ones whichever steps were asked for before.

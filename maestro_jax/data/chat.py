@@ -5,8 +5,9 @@
     <|im_start|>ROLE
     CONTENT<|im_end|>
 
-with a line break at its end. Trained on are the content of the assistant's turns and the `<|im_end|>` after it, by which
-a model says that its answer is complete. A model's own template is read by `maestro_jax.data.chat_template`.
+with a line break at its end. A content that is a list of parts, as Hugging Face's templates take it, is the text of them all. Trained on
+are the content of the assistant's turns and the `<|im_end|>` after it, by which a model says that its answer is complete. A model's own
+template is read by `maestro_jax.data.chat_template`.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def turns_of(messages: Any) -> list[tuple[str, str]]:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         if role not in ROLES:
             raise BadLine("unknown role", f"message {number}: {short(message if role is None else role)}")
+        if isinstance(content, list):
+            content = "".join(_text(part, number) for part in content)
         if not isinstance(content, str):
             raise BadLine("no text", f"message {number} with content {short(content)}")
         if role == "assistant" and not content.strip():
@@ -92,6 +95,14 @@ def turns_of(messages: Any) -> list[tuple[str, str]]:
     if not any(role == "assistant" for role, _ in turns):
         raise BadLine("no answer", f"{len(messages)} messages, none of them the assistant's")
     return turns
+
+
+def _text(part: Any, number: int) -> str:
+    """The text of `{"type": "text", "text": ...}`."""
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise BadLine("no text", f"message {number} with the part {short(part)}")
+    return text
 
 
 def _message(turn: Any) -> Any:

@@ -8,9 +8,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 
+from .chat import messages_of
 from .documents import Document, stretches
 from .interleaved import Stream
 from .json_lines import BadLine, Line, check_characters, record_of, short, stripped
@@ -20,6 +22,10 @@ from .sources import split_place
 PLACEHOLDERS: Mapping[str, Stream] = {"<image>": "image", "<audio>": "audio"}
 """What stands in a text for an image or a clip."""
 
+_PARTS: Mapping[Any, Stream] = {"image": "image", "image_url": "image", "audio": "audio", "audio_url": "audio"}
+"""Types of the parts of a content that is a list, beside "text"."""
+
+_REMOTE = re.compile(r"data:|(?!file:)\w+://")
 _PLACEHOLDER = re.compile(f"({'|'.join(PLACEHOLDERS)})")  # with a group, so that splitting keeps them
 
 
@@ -49,7 +55,7 @@ def parsed(line: bytes, default_name: str) -> Parsed:
     >>> parsed(line, "a:1").paths
     {'image': ('a.png',), 'audio': ()}
     """
-    record = record_of(line)
+    record = _with_placeholders(record_of(line))
     document = document_in(record, default_name)
     for text, trained in stretches(document):
         if trained and document.loss_spans is not None and _PLACEHOLDER.search(text):
@@ -127,6 +133,34 @@ class Index:
         return self._digest.hexdigest()
 
 
+def _with_placeholders(record: dict[str, Any]) -> dict[str, Any]:
+    """Writes parts of images and sound, in contents that are lists, as placeholders, and their paths as those of the line."""
+    messages, found = messages_of(record), dict[str, list[Any]]()
+    if not isinstance(messages, list) or not any(isinstance(m, dict) and isinstance(m.get("content"), list) for m in messages):
+        return record
+    contents = [message.get("content") if isinstance(message, dict) else None for message in messages]
+    written = [
+        {**message, "content": [_placeholder(part, found) for part in content]} if isinstance(content, list) else message
+        for message, content in zip(messages, contents, strict=True)
+    ]
+    twice = [name for stream in found for name in (stream, f"{stream}s") if record.get(name) is not None]
+    if twice:
+        raise BadLine("paths in two places", f"in parts of a content, and {twice[0]}: {short(record[twice[0]])}")
+    return {**record, "messages": written, **{f"{stream}s": paths for stream, paths in found.items()}}
+
+
+def _placeholder(part: Any, found: dict[str, list[Any]]) -> Any:
+    """An image or clip as text, and its path, where the part has one, in `found`; other parts stay."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    stream = _PARTS.get(kind) if isinstance(kind, str) else None
+    if stream is None:
+        return part
+    path = next((part[name] for name in (kind, "path", "url") if part.get(name) is not None), None)
+    if path is not None:
+        found.setdefault(stream, []).append(path.get("url") if isinstance(path, dict) else path)
+    return {"type": "text", "text": f"<{stream}>"}
+
+
 def _paths(record: Mapping[str, Any], stream: Stream) -> tuple[str, ...]:
     """What a line has under "images" or, where it has none, "image"; likewise for sound."""
     given = record.get(f"{stream}s", None)
@@ -136,4 +170,6 @@ def _paths(record: Mapping[str, Any], stream: Stream) -> tuple[str, ...]:
         raise BadLine("unusable path", f"{stream}: {short(given)}")
     for path in paths:
         check_characters(path)
-    return tuple(paths)
+        if _REMOTE.match(path):
+            raise BadLine("unusable path", f"{stream}: {short(path)}, and only local files are read")
+    return tuple(unquote(path.removeprefix("file://")) if path.startswith("file://") else path for path in paths)

@@ -32,7 +32,7 @@ from .sources import out_of_range
 
 _WANTED = """a JSON object in one line, in UTF-8, with "messages" (of "role" and "content") or "conversations" (of "from" and "value"),
 of the roles system, user and assistant; paths in "image" or "images" and in "audio" or "audios", each a text or a list of texts,
-and <image> or <audio> where each belongs, not in answers"""
+and <image> or <audio> where each belongs, not in answers; a content may be a list of parts of type text, image and audio"""
 
 
 @configurable
@@ -42,9 +42,10 @@ class Conversations(Reading):
 
     A line has "messages" or "conversations" as for `Jsonl` (or "text", all of which is trained on), paths of images in "image" or
     "images", of PCM wave files in "audio" or "audios", and `<image>` or `<audio>` where each of them belongs, in the order of the
-    paths. Images need Pillow (`pip install 'maestro_jax[examples]'`). Samples are named by file and line; lines with the same "id"
-    are held out together. Streams are "text" (see `Interleaved`; an answer counts as one about what was shown last), "image" (see
-    `image_item`) and "audio" (see `audio_item`).
+    paths. A content may be a list of parts as well (`{"type": "text", "text": ...}`, `{"type": "image"}` or "image_url" or "audio", with
+    its path under that name, "path" or "url", or in the line's list). Images need Pillow (`pip install 'maestro_jax[examples]'`). Samples
+    are named by file and line; lines with the same "id" are held out together. Streams are "text" (see `Interleaved`; an answer counts as
+    one about what was shown last), "image" (see `image_item`) and "audio" (see `audio_item`).
 
     What is found out only when a sample is read (a file that is missing, damaged, empty, too large or outside of `root`, placeholders
     that do not match the paths, a text that is too long) is left to `train.on_bad_sample`. The fields that are not listed here are
@@ -134,10 +135,11 @@ class Conversations(Reading):
 
     def _too_few(self, lines: int, skipped: Mapping[str, int]) -> DataError:
         counts = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())
+        found = f"{lines} that can be used, all of one id" if lines else "no line that can be used"
         return DataError(
             f"there are too few conversations in {self.path!r}.",
             wanted="at least one to train on" + (", and one with another id to hold out" if self.heldout_fraction else ""),
-            have=f"{lines} that can be used, all of one id (skipped: {counts or 'nothing'})",
+            have=f"{found} (skipped: {counts or 'nothing'})",
             set_by=set_by(self, "path"),
             fix="add conversations, or set heldout_fraction to 0 to train without evaluation; the log names what was skipped",
             anchor="too-few-conversations",

@@ -103,7 +103,7 @@ def read_image(path: Path, *, block: int, most_blocks: int, max_pixels: int) -> 
             "image-unreadable",
             f"image {str(path)!r} cannot be read",
             wanted="a complete image in a format that Pillow reads",
-            have=f"{type(error).__name__}: {error}",
+            have=_cause(path, error),
         ) from error
 
 
@@ -136,19 +136,20 @@ def read_clip(path: Path, *, max_seconds: float) -> tuple[np.ndarray, int]:
     try:
         with wave.open(str(path), "rb") as clip:
             channels, width, rate, length = clip.getnchannels(), clip.getsampwidth(), clip.getframerate(), clip.getnframes()
+            # Before its length, which is told in seconds.
+            if not (1 <= width <= 4 and RATES[0] <= rate <= RATES[1]):
+                raise _bad_clip(path, f"samples of {width} bytes, {rate} a second")
             if not length:
                 raise Unusable("clip-empty", f"clip {str(path)!r} is empty", wanted="at least one sample of sound", have="0 samples")
             if length > max_seconds * rate:
-                raise _too_large(path, f"at most {max_seconds:g} seconds", f"{length / max(rate, 1):.1f} seconds")
+                raise _too_large(path, f"at most {max_seconds:g} seconds", f"{length / rate:.1f} seconds")
             data = clip.readframes(length)
     except Unusable:
         raise
     except Exception as error:  # wave.Error, EOFError, struct.error, OSError
-        raise _bad_clip(path, f"{type(error).__name__}: {error}") from error
+        raise _bad_clip(path, _cause(path, error)) from error
     if len(data) < length * channels * width:
         raise _bad_clip(path, f"{len(data)} bytes of sound, where its header says {length * channels * width}")
-    if not (1 <= width <= 4 and RATES[0] <= rate <= RATES[1]):
-        raise _bad_clip(path, f"samples of {width} bytes, {rate} a second")
     return _loudness(data, width).reshape(length, channels).mean(axis=1, dtype=np.float32), rate
 
 
@@ -189,6 +190,11 @@ def _check_area(path: Path) -> None:
             if not width or not height:
                 have = f"{width} x {height} pixels"
                 raise Unusable("image-without-area", f"image {str(path)!r} has no area", wanted="at least one pixel", have=have)
+
+
+def _cause(path: Path, error: Exception) -> str:
+    """What a decoder says; of a file without a byte in it, that."""
+    return "an empty file: 0 bytes" if path.is_file() and not path.stat().st_size else f"{type(error).__name__}: {error}"
 
 
 def _too_large(path: Path, wanted: str, have: str) -> Unusable:

@@ -59,6 +59,8 @@ class Timeline:
         workload: what was scheduled; tells units, padding and the lower bound. None: not known.
         sample: id of a sample whose tasks get a frame. None: no frames.
         until: nanoseconds that fit at least, so that drawings can be compared. None: as long as the schedule.
+        bound: nanoseconds of the lower bound. None: as it follows from the workload, where that is known.
+        title: what stands before the makespan.
 
     Raises:
         ScheduleError: the schedule is not one of this workload.
@@ -68,6 +70,8 @@ class Timeline:
     workload: Workload | None = None
     sample: int | None = None
     until: int | None = None
+    bound: int | None = None
+    title: str = ""
 
     def __post_init__(self) -> None:
         """Refuses a workload that knows nothing of a task."""
@@ -93,7 +97,9 @@ class _Picture:
         self.bottom = max(self.lanes.values()) + LANE
         self.numbered = len({task.step for task in self.tasks}) > 1
         self.units = _units(self.workload) if self.workload is not None else {}
-        self.bound = lower_bound(self.workload) if self.workload is not None else None
+        self.bound = timeline.bound
+        if self.bound is None and self.workload is not None:
+            self.bound = lower_bound(self.workload)
 
     def html(self) -> str:
         headline = self._headline()
@@ -109,6 +115,9 @@ class _Picture:
         return f"{readable(nanoseconds / self.unit)} {self.unit_name}"
 
     def _headline(self) -> str:
+        return f"{self.timeline.title}: {self._length()}" if self.timeline.title else self._length()
+
+    def _length(self) -> str:
         left_out = len(self.timeline.schedule.tasks) - len(self.tasks)
         if left_out:
             return f"the first {len(self.tasks):,} of {len(self.timeline.schedule.tasks):,} tasks, until {self._time(self.makespan)}"

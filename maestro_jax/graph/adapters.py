@@ -18,6 +18,7 @@ from flax import linen, nnx, traverse_util
 from jax.core import Tracer
 
 from ..errors import GraphError
+from ..models.attention_choice import SectionRows, rows_of
 
 Batch = Mapping[str, Any]
 Params = dict[str, Any]
@@ -112,6 +113,33 @@ def adapt(module: Any, section: str, set_by: str | None = None) -> Adapter:
         fix="pass one of these as Section.module",
         anchor="module-kind",
     )
+
+
+class InSection:
+    """Another adapter, whose module learns how the rows of its section are packed."""
+
+    def __init__(self, adapter: Adapter, rows: SectionRows) -> None:
+        self._adapter, self._rows = adapter, rows
+
+    def abstract(self, batch: Batch, inputs: Batch) -> Params:
+        """See `Adapter.abstract`."""
+        with rows_of(self._rows):
+            return self._adapter.abstract(batch, inputs)
+
+    def names(self, batch: Batch, inputs: Batch) -> dict[str, LogicalNames]:
+        """See `Adapter.names`."""
+        with rows_of(self._rows):
+            return self._adapter.names(batch, inputs)
+
+    def init(self, key: jax.Array, batch: Batch, inputs: Batch) -> Params:
+        """See `Adapter.init`."""
+        with rows_of(self._rows):
+            return self._adapter.init(key, batch, inputs)
+
+    def apply(self, params: Params, batch: Batch, inputs: Batch) -> dict[str, Any]:
+        """See `Adapter.apply`."""
+        with rows_of(self._rows):
+            return self._adapter.apply(params, batch, inputs)
 
 
 class NnxAdapter:

@@ -143,6 +143,7 @@ class Section:
         rules: logical axis name -> mesh axis, added to the default rules.
         microbatch: the bucket ladder in units, ascending: one size, or several.
         row_length: units in one row of a micro-batch; None makes it one row.
+        packed: whether a row holds several items; False gives each item a row of its own, padded, as some kinds of attention need.
         remat: what a forward keeps for its backward: "none" recomputes nothing (all residuals are kept), "inputs" keeps only what the
             section received and runs it again, the name of a `jax.checkpoint_policies` policy keeps what that policy saves.
         dtype: precision of parameters and activations in compute; master parameters and sums are float32.
@@ -171,6 +172,7 @@ class Section:
     rules: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     microbatch: int | tuple[int, ...] = 1024
     row_length: int | None = None
+    packed: bool = True
     remat: str = "none"
     dtype: str = "float32"
     scatter_gradients: bool = False

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from ..data.samples import ArraySpec
 from ..errors import DataError, EdgeError, GraphError, MaestroError, did_you_mean, set_by
-from .adapters import Adapter, LogicalNames, adapt
+from ..models.attention_choice import SectionRows
+from .adapters import Adapter, InSection, LogicalNames, adapt
 from .failures import Call, described, module_failed, not_a_dict
 from .graph import SectionGraph
 from .section import UNITS, Edge, Section
@@ -37,6 +38,7 @@ class SectionShapes:
         params: path -> shape, in float32 or an integer dtype.
         names: path -> logical axis names.
         outputs: key -> shape of what the module returns at the largest bucket.
+        notes: what was chosen for the module and why, for the plan.
     """
 
     adapter: Adapter
@@ -45,6 +47,7 @@ class SectionShapes:
     params: Mapping[str, jax.ShapeDtypeStruct]
     names: Mapping[str, LogicalNames]
     outputs: Mapping[str, jax.ShapeDtypeStruct]
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +132,8 @@ def _section_shapes(section: Section, specs: Specs, rows: Mapping[str, jax.Shape
         b: {n: jax.ShapeDtypeStruct(batch[b]["segment_ids"].shape + row.shape, row.dtype) for n, row in rows.items()}
         for b in section.buckets
     }
-    adapter = adapt(section.module, section.name, set_by(section, "module"))
+    told = SectionRows(section=section.name, packed=section.packed, set_by=set_by(section, "packed"))
+    adapter = InSection(adapt(section.module, section.name, set_by(section, "module")), told)
     largest = section.buckets[-1]
     example = batch[largest], inputs[largest]
     try:
@@ -148,7 +152,7 @@ def _section_shapes(section: Section, specs: Specs, rows: Mapping[str, jax.Shape
         if not isinstance(returned, Mapping):
             raise not_a_dict(section, returned)
         _check_objectives(section, specs, returned)
-    return SectionShapes(adapter=adapter, batch=batch, inputs=inputs, params=params, names=names, outputs=outputs)
+    return SectionShapes(adapter=adapter, batch=batch, inputs=inputs, params=params, names=names, outputs=outputs, notes=tuple(told.chosen))
 
 
 def compute_shape(param: Any, dtype: str) -> jax.ShapeDtypeStruct:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .attention import attention, check_attention, register_attention
+from .attention_choice import SectionRows, rows_of
 from .audio import AudioEncoder, AudioEncoderModule
 from .decoder import Decoder, DecoderModule
 from .fusion import Multimodal, MultimodalModule
@@ -27,6 +28,7 @@ __all__ = [
     "Redraw",
     "RedrawModule",
     "RopeScaling",
+    "SectionRows",
     "VisionTransformer",
     "VisionTransformerModule",
     "YarnScaling",
@@ -37,6 +39,7 @@ __all__ = [
     "masked_sums",
     "next_token_sums",
     "register_attention",
+    "rows_of",
     "token_dropout",
     "vocabulary_logits",
 ]

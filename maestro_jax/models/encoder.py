@@ -12,7 +12,6 @@ import dataclasses
 import math
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from ..config import check_fields
@@ -119,8 +118,7 @@ class EncoderModule(nnx.Module):
         Returns:
             [R, T, W]; without a projector, W = m * D, the last hidden states of m units side by side.
         """
-        both_ways_RL = jnp.zeros_like(batch["segment_ids"])
-        hidden_RLD = self.final_norm(self.layers(x_RLD, batch, angles, both_ways_RL))
+        hidden_RLD = self.final_norm(self.layers(x_RLD, batch, angles, None))
         rows, length, embed = hidden_RLD.shape
         rows_RTW = hidden_RLD.reshape(rows, length // self.merge, self.merge * embed)
         return self.projector(rows_RTW) if hasattr(self, "projector") else rows_RTW

@@ -195,7 +195,7 @@ class GroupedQueryAttention(nnx.Module):
             self.key_norm = RMSNorm(head_dim, qk_epsilon, stack=stack, name="head_dim")
 
     def __call__(
-        self, x_RLD: jax.Array, angles: tuple[jax.Array, jax.Array], segment_ids_RL: jax.Array, positions_RL: jax.Array
+        self, x_RLD: jax.Array, angles: tuple[jax.Array, jax.Array], segment_ids_RL: jax.Array, positions_RL: jax.Array | None
     ) -> jax.Array:
         """Returns [R, L, D]; see `attention` for what a token sees."""
         q_RLHK, k_RLGK, v_RLGK = self.heads(x_RLD, angles)

@@ -19,6 +19,7 @@ from flax import nnx
 
 from ..errors import ConfigError, set_by
 from .attention import check_attention
+from .blockwise import SAVED
 from .layers import GatedMLP, GroupedQueryAttention, RMSNorm
 from .noise import token_dropout
 
@@ -27,6 +28,10 @@ Angles = tuple[jax.Array, jax.Array]
 
 EMBEDDING, ATTENTION, MLP = 0, 1, 2
 """Places of dropout within a layer; the embedding's is in layer 0."""
+
+
+_policies = jax.checkpoint_policies
+_KEPT = _policies.save_from_both_policies(_policies.dots_with_no_batch_dims_saveable, _policies.save_only_these_names(SAVED))
 
 
 class LayerSizes(Protocol):
@@ -99,7 +104,7 @@ class LayerSizes(Protocol):
 
     @property
     def attention(self) -> str:
-        """Registered kind of attention."""
+        """Registered kind of attention, or "auto"."""
         ...
 
 
@@ -199,7 +204,7 @@ class LayerStack(nnx.Module):
         self.dropout = sizes.dropout
         self.count = sizes.layers
 
-    def __call__(self, x_RLD: jax.Array, batch: Batch, angles: Angles, order_RL: jax.Array) -> jax.Array:
+    def __call__(self, x_RLD: jax.Array, batch: Batch, angles: Angles, order_RL: jax.Array | None) -> jax.Array:
         """Runs all layers.
 
         Args:
@@ -207,7 +212,7 @@ class LayerStack(nnx.Module):
             batch: "segment_ids" and, for dropout, "positions", "sample_ids" and "key".
             angles: of the rotation of queries and keys.
             order_RL: int32; a token sees those of its segment that are not later than itself. Positions make attention
-                causal, zeros make it run in both directions.
+                causal, None makes it run in both directions.
 
         Returns:
             [R, L, D], before any final norm.
@@ -215,15 +220,16 @@ class LayerStack(nnx.Module):
         graph, weights = nnx.split(self)
 
         # The products with weights are kept for the backward pass; norms, rotations, scores and gates are made again.
-        # That is little work, and saves more time on memory than it costs, besides the memory itself.
-        @functools.partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+        # That is little work, and saves more time on memory than it costs, besides the memory itself. Scores of long rows
+        # are much work, for which blockwise attention names what it needs to make each of them once more only.
+        @functools.partial(jax.checkpoint, prevent_cse=False, policy=_KEPT)
         def step(x_RLD: jax.Array, piece: tuple[Any, jax.Array]) -> tuple[jax.Array, None]:
             layer_weights, layer = piece
             return nnx.merge(graph, layer_weights).one_layer(x_RLD, layer, batch, angles, order_RL), None
 
         return jax.lax.scan(step, x_RLD, (weights, jnp.arange(self.count)))[0]
 
-    def one_layer(self, x_RLD: jax.Array, layer: jax.Array, batch: Batch, angles: Angles, order_RL: jax.Array) -> jax.Array:
+    def one_layer(self, x_RLD: jax.Array, layer: jax.Array, batch: Batch, angles: Angles, order_RL: jax.Array | None) -> jax.Array:
         """Returns [R, L, D] after layer number `layer`, whose parameters this module holds during the scan."""
         mixed_RLD = self.attention(self.attention_norm(x_RLD), angles, batch["segment_ids"], order_RL)
         x_RLD += batch_dropout(mixed_RLD, self.dropout, batch, layer, ATTENTION)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..data import ArraySpec, Item, Sample
-from ..errors import DataError
+from ..errors import DataError, set_by
 from ..graph.shapes import Specs
-from .plan import Plan
+from ..schedules.placement import in_turn
+from .plan import EdgePlan, Plan
 
 
 def check_sample(plan: Plan, specs: Specs, sample: Sample) -> None:
@@ -21,8 +24,8 @@ def check_sample(plan: Plan, specs: Specs, sample: Sample) -> None:
         sample: the sample.
 
     Raises:
-        DataError: an item that no micro-batch of a section can hold, arrays that are not those of the data set's specs, or
-            numbers of items that differ at the two ends of an edge.
+        DataError: an item that no micro-batch of a section can hold, arrays that are not those of the data set's specs,
+            numbers of items that differ at the two ends of an edge, or items in more micro-batches than its fans allow.
     """
     for section in (s.section for s in plan.sections.values()):
         for number, item in enumerate(sample.items.get(section.reads, ())):
@@ -42,6 +45,34 @@ def check_sample(plan: Plan, specs: Specs, sample: Sample) -> None:
                 fix="let both sections read the same stream, or give both streams items of equal lengths",
                 anchor="route-units",
                 set_by=f"the data, sample {sample.id!r}",
+            )
+    for edge in plan.edges.values():
+        _check_fans(plan, edge, sample)
+
+
+def _check_fans(plan: Plan, edge: EdgePlan, sample: Sample) -> None:
+    """A sample that breaks a limit when it is cut alone breaks it in every batch."""
+    ends = edge.edge.producer, edge.edge.consumer
+    sections = [plan.graph[name] for name in ends]
+    units = [[item.units for item in sample.items.get(section.reads, ())] for section in sections]
+    made, taken = (
+        in_turn(each, section.buckets[-1], section.row_length, section.packed) for each, section in zip(units, sections, strict=True)
+    )
+    # As in the workload: several edges between two sections are one dependency.
+    paired = all(e.edge.rows is None for e in plan.edges.values() if (e.edge.producer, e.edge.consumer) == ends)
+    pairs = set(zip(made, taken, strict=False) if paired else itertools.product(made, taken))
+    for own, field, limit in ((0, "fan_out", edge.fan_out), (1, "fan_in", edge.fan_in)):
+        most = max(collections.Counter(pair[own] for pair in pairs).values(), default=0)
+        if most > limit:
+            section, other = sections[own], sections[1 - own]
+            raise DataError(
+                f"sample {sample.id!r} cannot cross edge {edge.edge.label} within {field} of section {section.name!r}.",
+                wanted=f"items in at most {limit} micro-batches of section {other.name!r} for each one of section {section.name!r}",
+                have=f"{most}, of items of {units[1 - own]} units in micro-batches of at most {other.buckets[-1]}",
+                fix=f"raise {field} of section {section.name!r} to {most}, or microbatch of section {other.name!r}; or set "
+                "train.on_bad_sample to 'skip'",
+                anchor="fan-limit",
+                set_by=set_by(section, field) if getattr(section, field) else set_by(other, "microbatch"),
             )
 
 

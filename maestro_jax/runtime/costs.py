@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..schedules import Cost
+from ..schedules import Cost, fitted_cost
 from .arguments import Arguments
-from .counts import multiplications
-from .plan import EdgePlan, Plan
+from .counts import Work, work
+from .plan import EdgePlan, Plan, SectionPlan
 from .programs import SectionFunctions
 from .task_programs import TaskPrograms
 
@@ -81,68 +81,56 @@ def counted_costs(plan: Plan) -> Costs:
     return Costs(sections=sections, delays={label: _delay(edge) for label, edge in plan.edges.items()})
 
 
-def fitted_cost(buckets: Sequence[int], squares: Sequence[int], nanoseconds: Sequence[float]) -> Cost:
-    """Fits a cost to tasks by least squares; no part is negative.
+def counted_work(plan: Plan, name: str) -> dict[int, tuple[Work, Work]]:
+    """Counts the multiplications of a section's tasks.
 
     Args:
-        buckets: size of each task's micro-batch.
-        squares: sum of its items' squared units.
-        nanoseconds: what it took.
+        plan: where it runs.
+        name: of the section.
 
-    >>> fitted_cost([100, 200, 400], [0, 0, 0], [1100.0, 2100.0, 4100.0])
-    Cost(fixed=100, per_unit=10, per_unit_squared=0)
+    Returns:
+        Bucket -> those of a forward and of a backward on all devices of a replica, padding included.
     """
-    wanted = np.asarray(nanoseconds, np.float64)
-    columns = np.stack([np.ones(len(wanted)), np.asarray(buckets, np.float64), np.asarray(squares, np.float64) / 1000], axis=1)
-    # Columns are scaled alike, or the squares would decide what counts as zero.
-    scale = np.maximum(np.abs(columns).max(axis=0), 1e-12)
-    found = _nonnegative(columns / scale, wanted) / scale
-    fixed, per_unit, squared = (round(float(value)) for value in found)
-    return Cost(fixed=fixed, per_unit=per_unit, per_unit_squared=squared)
-
-
-def _nonnegative(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Least squares with the columns of negative parts left out, one after the other; exact for so few columns in practice."""
-    used = [n for n in range(matrix.shape[1]) if np.abs(matrix[:, n]).max() > 0]
-    while used:
-        solved = np.linalg.lstsq(matrix[:, used], wanted, rcond=1e-9)[0]
-        if (solved >= 0).all():
-            result = np.zeros(matrix.shape[1])
-            result[used] = solved
-            return result
-        used.pop(int(np.argmin(solved)))
-    return np.zeros(matrix.shape[1])
-
-
-def _counted(plan: Plan, name: str) -> SectionCosts:
     section, arguments = plan.sections[name], Arguments(plan, plan.sections[name])
-    devices = len(section.submesh.replica_devices(0))
-    forwards, backwards = [], []
+    found = {}
     for bucket in section.section.buckets:
         functions = SectionFunctions(plan, section, bucket)
         programs = TaskPrograms(functions, arguments, bucket)
         with jax.set_mesh(section.submesh.replica_meshes[0]):
-            forward = multiplications(functions.forward, *programs.takes("forward", 0))
+            forward = work(functions.forward, *programs.takes("forward", 0))
             both = forward
             if plan.graph.runs_backward[name]:
-                both = multiplications(functions.forward_backward, *programs.takes("forward_backward", 0))
+                both = work(functions.forward_backward, *programs.takes("forward_backward", 0))
                 # A forward of its own keeps its inputs only, and the backward runs it again.
-                both += forward if functions.recomputes and plan.graph.out_of(name) else 0
-        forwards.append(forward / devices / MULTIPLICATIONS_PER_NANOSECOND)
-        backwards.append((both - forward) / devices / MULTIPLICATIONS_PER_NANOSECOND)
+                both += forward if functions.recomputes and plan.graph.out_of(name) else Work()
+        found[bucket] = forward, Work(least=both.least - forward.least, most=both.most - forward.most)
+    return found
+
+
+def _counted(plan: Plan, name: str) -> SectionCosts:
+    section, counted = plan.sections[name], counted_work(plan, name)
+    devices = len(section.submesh.replica_devices(0))
+    forwards, backwards = zip(*counted.values(), strict=True)
     parameters = sum(int(np.prod(shape.shape)) for shape in section.trained.values())
     update = parameters * UPDATE // (MULTIPLICATIONS_PER_NANOSECOND * section.submesh.mesh.devices.size)
     return SectionCosts(
-        forward=_per_unit(section.section.buckets, forwards),
-        backward=_per_unit(section.section.buckets, backwards) if plan.graph.runs_backward[name] else Cost(),
+        forward=_cost(section, forwards, devices),
+        backward=_cost(section, backwards, devices) if plan.graph.runs_backward[name] else Cost(),
         update=update + CALL if section.section.trainable else 0,
     )
 
 
-def _per_unit(buckets: Sequence[int], nanoseconds: Sequence[float]) -> Cost:
-    """What a call costs at each size, as a line through the sizes; at least a nanosecond a unit, so that padding is never free."""
-    found = fitted_cost(buckets, [0] * len(buckets), nanoseconds)
-    return Cost(fixed=CALL + found.fixed, per_unit=max(1, found.per_unit))
+def _cost(section: SectionPlan, works: Sequence[Work], devices: int) -> Cost:
+    """What a call costs: what it always does, as a line through the buckets, and what items of its rows do by their squares.
+
+    At least a nanosecond a unit, so that padding is never free.
+    """
+    buckets, rate = section.section.buckets, devices * MULTIPLICATIONS_PER_NANOSECOND
+    always = fitted_cost(buckets, [0] * len(buckets), [each.least / rate for each in works])
+    # A row of one item does all that there can be; several items do the sum of their squares of that.
+    rows = [section.micro_shape(bucket) for bucket in buckets]
+    squared = max((each.most - each.least) / (count * length**2) for each, (count, length) in zip(works, rows, strict=True))
+    return Cost(fixed=CALL + always.fixed, per_unit=max(1, always.per_unit), per_unit_squared=round(1000 * squared / rate))
 
 
 def _delay(edge: EdgePlan) -> int:

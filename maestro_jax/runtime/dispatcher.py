@@ -1,7 +1,8 @@
 """Issues the tasks of a schedule, in its order, from one thread, without waiting for any result.
 
 An executor for `schedules.loop.run`: whatever has been issued counts as available, because device queues do the
-waiting. The only wait is the bound on tasks in flight per replica.
+waiting. The only wait is the bound on tasks in flight per replica. Adaptively, a task has ended when its results are there, and the
+thread waits for that where nothing may be issued (`schedules.policies.adaptive`).
 
 Of several processes each walks through the whole order, calls the programs of replicas whose devices it has, and takes part in
 transfers from and to them.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,14 +20,18 @@ import jax
 
 from ..errors import EdgeError, ScheduleError
 from ..meshes import Parcel, move
-from ..schedules import DEVICES, Task, issue
+from ..schedules import DEVICES, Task, adaptive, issue
 from .checks import explain_mismatch, refuse_deleted
 from .compile import Compiled
+from .completions import Completions
 from .feeds import Micro, Slot, Window
 from .state import SectionState
 from .watchdog import Replica, Standing
 
 Slots = dict[str, list[tuple[jax.Array, ...]]]
+
+POLL_SECONDS = 1e-4
+"""Between two looks at what has ended; JAX can wait for one array, or for all, but not for the first one."""
 
 
 @dataclasses.dataclass
@@ -63,6 +69,11 @@ class InFlight:
             queue.popleft()
             self._standing.waiting = ""
 
+    def wait(self) -> None:
+        """Waits for all of them."""
+        for queue in self._given.values():
+            jax.block_until_ready([marker for _, marker in queue])
+
     def unfinished(self) -> dict[Replica, list[Task]]:
         """The tasks that each replica was given and that have not ended, oldest first."""
         return {key: [task for task, marker in list(queue) if not _is_ready(marker)] for key, queue in list(self._given.items())}
@@ -82,8 +93,15 @@ class Dispatcher:
         debug: bool,
         number: int,
         standing: Standing,
+        completions: Completions | None = None,
+        adaptive: bool = False,
     ) -> None:
-        """Takes what lasts for a run, and its own number in it; `debug` checks every argument before a call."""
+        """Takes what lasts for a run, and its own number in it.
+
+        `debug` checks every argument before a call; `completions` are told of every task, where it is to be known when they end;
+        `adaptive` lets replicas overtake (one process only).
+        """
+        self.completions, self.adaptive = completions, adaptive
         self.debug, self.number, self.standing = debug, number, standing
         self.compiled, self.plan, self.states, self.zeros, self.in_flight = compiled, compiled.plan, states, zeros, in_flight
 
@@ -109,12 +127,13 @@ class Dispatcher:
         self.replica_of: dict[Micro, int] = {(t.section, t.items): t.replica for t in window.schedule.tasks if t.items}
         self.sums = dict(sums or {})
         self.issued: list[Task] = []
-        self._started: list[Task] = []
+        self._started: list[tuple[Task, list[jax.Array]]] = []
         self.latest: jax.Array | None = None
         for state in self.states.values() if window.training else ():
             state.begin_window()
         updated = -1
-        for task in issue(window.progress, window.choose, self):
+        choose = adaptive(window.progress, window.schedule, self.in_flight.limit) if self.adaptive else window.choose
+        for task in issue(window.progress, choose, self):
             # The first update of a step stands for all of them: one norm over all sections is all of them at once.
             if task.kind == "update" and task.step > updated:
                 updated = task.step
@@ -135,7 +154,11 @@ class Dispatcher:
         """Issues a task; returns its scheduled end."""
         if task.kind != "update" and self.plan.is_local(task.section, task.replica):
             self.standing.start(task)
+            needs = self._needed(task) if self.completions is not None else ()
+            issued = time.monotonic_ns()
             marker: jax.Array = getattr(self, "_" + task.kind)(task)
+            if self.completions is not None:
+                self.completions.watch(task, issued, needs, marker)
             self.in_flight.add(task, marker)
             self.latest = marker
         elif task.kind == "forward":
@@ -143,12 +166,20 @@ class Dispatcher:
         elif task.kind != "update":
             self._send_back(task, None)
         self.issued.append(task)
-        self._started.append(task)
+        self._started.append((task, self._results(task) if self.adaptive else []))
         return task.end
 
     def wait(self, until: int | None) -> list[Task]:
-        """Everything that was issued counts as ended: its results are futures."""
-        ended, self._started = self._started, []
+        """Everything that was issued counts as ended, because its results are futures; adaptively, waits until some of them are there."""
+        while True:
+            ready = [all(map(_is_ready, results)) for _, results in self._started]
+            if any(ready) or not ready:
+                break
+            self.standing.waiting = "whichever task ends next"
+            time.sleep(POLL_SECONDS)
+        self.standing.waiting = ""
+        ended = [task for (task, _), is_ready in zip(self._started, ready, strict=True) if is_ready]
+        self._started = [each for each, is_ready in zip(self._started, ready, strict=True) if not is_ready]
         return ended
 
     # -- kinds of task
@@ -214,6 +245,13 @@ class Dispatcher:
 
     # -- payloads
 
+    def _needed(self, task: Task) -> list[tuple[jax.Array, ...]]:
+        """The payloads that a task is about to take."""
+        micro = (task.section, task.items)
+        if task.kind == "backward":
+            return [self.returned[slot.label, micro, slot.partner] for slot in self.window.feeds[micro].leaving]
+        return [self.payloads[slot.label, slot.partner, micro].arrays for slot in self.window.feeds[micro].arriving]
+
     def _arrived(self, task: Task) -> dict[str, tuple[tuple[jax.Array, ...], ...]]:
         """The payloads of a micro-batch by slot, zeros where none is sent; each is checked against its route."""
         micro = (task.section, task.items)
@@ -253,6 +291,17 @@ class Dispatcher:
         for slot in self.window.feeds[micro].leaving:
             slots[slot.label][slot.number] = self.returned.pop((slot.label, micro, slot.partner))
         return {label: tuple(found) for label, found in slots.items()}
+
+    def _results(self, task: Task) -> list[jax.Array]:
+        """What is there when a task has ended: its marker, and what it sent, where it arrives. An update ends when it is issued."""
+        if task.kind == "update":
+            return []
+        micro, feed = (task.section, task.items), self.window.feeds[task.section, task.items]
+        if task.kind == "forward":
+            sent = [self.payloads[slot.label, micro, slot.partner].arrays for slot in feed.leaving]
+        else:
+            sent = [self.returned[s.label, s.partner, micro] for s in feed.arriving if self.plan.edges[s.label].backward]
+        return jax.tree.leaves((self.latest, sent))
 
     def _wire(self, slot: Slot, producer: Micro, consumer: Micro) -> Any:
         return self.plan.edges[slot.label].wires[self.replica_of[producer], self.replica_of[consumer]]

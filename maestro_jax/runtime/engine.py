@@ -15,10 +15,11 @@ import jax
 import numpy as np
 
 from ..meshes import on_every_device, processes_of
-from ..schedules import Task
+from ..schedules import IN_FLIGHT, Task
 from .arguments import shardings
 from .checks import refuse_deleted
 from .compile import Compiled
+from .completions import Completions
 from .dispatcher import Dispatcher, InFlight
 from .feeds import PreparedStep, Window
 from .plan import Plan
@@ -26,8 +27,6 @@ from .snapshot import Snapshot, flat, optimizer_of, take_snapshot
 from .state import Arrays, Reading, SectionState, initial_values, make_states, whole, zeros
 from .update import make_shares
 from .watchdog import Standing
-
-DEFAULT_IN_FLIGHT = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,6 +123,7 @@ class Engine:
         debug: check before every call that no argument was given away.
         saved: parameters and optimizer state that go on, on the plan's shardings; seed and given are not used then.
         standing: told where this process stands.
+        adaptive: whether replicas may overtake what waits for its inputs; one process only.
         reading: called after each part of `given` that was read.
     """
 
@@ -132,13 +132,14 @@ class Engine:
         compiled: Compiled,
         seed: int,
         given: Mapping[str, Mapping[str, Any]] | None = None,
-        in_flight: int = DEFAULT_IN_FLIGHT,
+        in_flight: int = IN_FLIGHT,
         debug: bool = False,
         saved: Snapshot | None = None,
         standing: Standing | None = None,
+        adaptive: bool = False,
         reading: Reading | None = None,
     ) -> None:
-        self.debug, self._number = debug, 0
+        self.debug, self.adaptive, self._number = debug, adaptive, 0
         self.compiled, self.plan = compiled, compiled.plan
         if saved is None:
             arguments = compiled.arguments
@@ -159,12 +160,31 @@ class Engine:
         [report] = self.run(window)
         return report
 
-    def run(self, window: Window) -> Iterator[StepReport]:
-        """Issues a window of training steps; yields each one when its update has been issued, without waiting for it."""
-        dispatcher = self._dispatcher()
-        for number in dispatcher.issue(window):
-            yield self._update(window.steps[number], number)
+    def run(self, window: Window, completions: Completions | None = None) -> Iterator[StepReport]:
+        """Issues a window of training steps; yields each one when its update has been issued, without waiting for it.
+
+        Args:
+            window: the steps.
+            completions: watch the tasks of this window, which then begins when the devices have nothing else to do.
+        """
+        dispatcher = self._dispatcher(completions)
+        if completions is not None:
+            self._wait()
+            completions.open()
+        try:
+            for number in dispatcher.issue(window):
+                yield self._update(window.steps[number], number, completions)
+        finally:
+            if completions is not None:
+                completions.close()
         self.last_tasks = dispatcher.issued
+
+    def _wait(self) -> None:
+        """Waits until this process's devices have run all that was issued."""
+        self.standing.waiting = "what was issued before the steps that are recorded"
+        jax.block_until_ready([state.compute for state in self.states.values()])
+        self.in_flight.wait()
+        self.standing.waiting = ""
 
     def accumulate(self, window: Window) -> dict[str, Arrays]:
         """Issues a window of one step without its update and returns every trained section's gradient, summed over replicas.
@@ -223,7 +243,7 @@ class Engine:
         """
         begin = time.perf_counter_ns()
         active = {name: whole(self.plan.sections[name], np.bool_(False)) for name in prepared.active}
-        self._update(dataclasses.replace(prepared, active=active), number).wait()
+        self._update(dataclasses.replace(prepared, active=active), number, None).wait()
         jax.block_until_ready([state.compute for state in self.states.values()])
         taken = time.perf_counter_ns() - begin
         return {name: taken for name in self.compiled.trained if name in self.states}
@@ -237,8 +257,9 @@ class Engine:
         """Parameters and optimizer state as they are between two steps; the next step donates these arrays, so do not keep them."""
         return take_snapshot(self.states, tuple(n for n in self.compiled.trained if n in self.states))
 
-    def _dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.compiled, self.states, self.zeros, self.in_flight, self.debug, self.next_number(), self.standing)
+    def _dispatcher(self, completions: Completions | None = None) -> Dispatcher:
+        kept = self.compiled, self.states, self.zeros, self.in_flight, self.debug
+        return Dispatcher(*kept, self.next_number(), self.standing, completions, self.adaptive)
 
     def next_number(self) -> int:
         """Numbers windows and updates, for the names of transfers; all processes run the same ones in the same order."""
@@ -265,7 +286,8 @@ class Engine:
         """Makes zeros in the place of what was reduced: the next accumulators."""
         self.states[name].put_stacks(*self._call("zero", name, stack, sums))
 
-    def _update(self, prepared: PreparedStep, number: int) -> StepReport:
+    def _update(self, prepared: PreparedStep, number: int, completions: Completions | None) -> StepReport:
+        issued = time.monotonic_ns()
         reduced = {name: self._reduce(name, number) for name in self.compiled.reduced if name in self.states}
         norm = applied = None
         update = self.next_number()
@@ -278,6 +300,8 @@ class Engine:
             arguments = (state.master, state.optimizer, state.compute, reduced[name][0], squares, prepared.active[name])
             state.master, state.optimizer, compute, section_norm, section_applied = self._call("apply", name, *arguments)
             state.set_compute(compute)
+            if completions is not None:
+                completions.watch_update(name, number, issued, squares, section_norm)
             if norm is None:
                 norm, applied = section_norm, section_applied
         for name, (stack, sums, _, _) in reduced.items():

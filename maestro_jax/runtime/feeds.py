@@ -149,6 +149,7 @@ def make_workload(
             update=costs.sections[name].update if training else 0,
             devices=tuple(tuple(devices[d] for d in mesh.replica_devices(r)) for r in range(mesh.replicas)),
             row_length=section.section.row_length,
+            packed=section.section.packed,
             bucket_bytes=bucket_bytes[name] if bucket_bytes else None,
             max_bytes=section.section.max_bytes if bucket_bytes else None,
         )
@@ -273,7 +274,7 @@ class Preparer:
         # What runs in another process is packed without its arrays: where its items lie follows from lengths alone.
         specs = self.specs[stream] if self._runs_here(task) else {}
         items = [(samples[s].number, samples[s].items[stream][n]) for s, n in task.items]
-        places = place([item.units for _, item in items], task.bucket, section.section.row_length)
+        places = place([item.units for _, item in items], task.bucket, section.section.row_length, section.section.packed)
         if places is None:
             raise RuntimeError(f"the schedule put {task.items} of {task.section!r} into a bucket of {task.bucket}")
         return pack(task.items, items, places, specs, section.micro_shape(task.bucket))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ..data import Item, Sample
 from ..data.dataset import refuse_repeated_ids
@@ -70,6 +70,18 @@ def _total(plan: Plan, counts: Sequence[Sequence[float]]) -> Counts:
     return {key: sum(of_sample[n] for of_sample in counts) for n, key in enumerate(objectives_of(plan))}
 
 
+class BadSample(NamedTuple):
+    """A sample that cannot be used.
+
+    Args:
+        error: why.
+        streams: those that it has items of; none where it could not be read.
+    """
+
+    error: DataError
+    streams: tuple[str, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class _Known:
     """A sample that the plan can process, and its counts."""
@@ -90,7 +102,7 @@ class Reader:
     def __init__(self, plan: Plan, specs: Specs, *, skip: bool) -> None:
         self.plan, self.specs, self.skip = plan, specs, skip
 
-    def read(self, source: Sequence[Sample], steps: Sequence[Sequence[int]], channel: str) -> list[tuple[GlobalBatch, list[DataError]]]:
+    def read(self, source: Sequence[Sample], steps: Sequence[Sequence[int]], channel: str) -> list[tuple[GlobalBatch, list[BadSample]]]:
         """Reads steps; every process calls this for the same ones, in one order on a channel.
 
         Args:
@@ -99,7 +111,7 @@ class Reader:
             channel: of the exchange.
 
         Returns:
-            For each step, the samples that can be used, and the errors of the others.
+            For each step, the samples that can be used, and the others with their errors.
 
         Raises:
             DataError: two samples of a step have one id, or one is bad and they are not to be skipped.
@@ -112,21 +124,22 @@ class Reader:
             shares = [{**heard, **share} for heard, share in zip(others, shares, strict=True)]
         return [self._step(source, places, share) for places, share in zip(steps, shares, strict=True)]
 
-    def _one(self, source: Sequence[Sample], place: int) -> _Known | DataError:
+    def _one(self, source: Sequence[Sample], place: int) -> _Known | BadSample:
+        sample = None
         try:
             sample = source[place]
             check_sample(self.plan, self.specs, sample)
         except DataError as error:
-            return error
+            return BadSample(error, tuple(sample.items) if sample is not None else ())
         return _Known(sample, counts_of(self.plan, sample))
 
     def _step(
-        self, source: Sequence[Sample], places: Sequence[int], found: Mapping[int, _Known | DataError]
-    ) -> tuple[GlobalBatch, list[DataError]]:
+        self, source: Sequence[Sample], places: Sequence[int], found: Mapping[int, _Known | BadSample]
+    ) -> tuple[GlobalBatch, list[BadSample]]:
         order = [found[n] for n in range(len(places))]
-        bad = [error for error in order if isinstance(error, DataError)]
+        bad = [sample for sample in order if isinstance(sample, BadSample)]
         if bad and not self.skip:
-            raise bad[0]
+            raise bad[0].error
         good = [(place, known) for place, known in zip(places, order, strict=True) if isinstance(known, _Known)]
         samples = [known.sample for _, known in good]
         refuse_repeated_ids(samples, "a batch")
@@ -138,16 +151,16 @@ class Reader:
         return GlobalBatch(samples=samples, counts=_total(self.plan, [known.counts for _, known in good]), read=read), bad
 
 
-def _told(known: _Known | DataError) -> dict[str, Any]:
+def _told(known: _Known | BadSample) -> dict[str, Any]:
     """What others need to know of a sample, as JSON."""
-    if isinstance(known, DataError):
-        return {"error": known.to_json()}
+    if isinstance(known, BadSample):
+        return {"error": known.error.to_json(), "streams": known.streams}
     units = {stream: [item.units for item in items] for stream, items in known.sample.items.items()}
     return {"id": known.sample.id, "units": units, "counts": known.counts}
 
 
-def _heard(told: Mapping[str, Any]) -> _Known | DataError:
+def _heard(told: Mapping[str, Any]) -> _Known | BadSample:
     if "error" in told:
-        return cast(DataError, error_of(told["error"]))
+        return BadSample(cast(DataError, error_of(told["error"])), tuple(told["streams"]))
     items = {stream: tuple(Item(units=units, arrays={}) for units in lengths) for stream, lengths in told["units"].items()}
     return _Known(Sample(id=told["id"], items=items), told["counts"])

@@ -162,7 +162,7 @@ def make_plan(graph: SectionGraph, specs: Specs, devices: Sequence[Any], *, shar
     sections = {}
     for name in graph.order:
         sections[name], more = _plan_section(graph, name, shapes.sections[name], submeshes[name])
-        notes += more
+        notes += [*more, *shapes.sections[name].notes]
     edges = _with_equal_fans({e.label: _plan_edge(graph, e, shapes, submeshes) for e in graph.edges})
     plan = Plan(graph=graph, sections=sections, edges=edges, notes=tuple(notes), group=process_group())
     _check_processes(plan)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import ClusterError, error_of
 from ..meshes import Parcel, Wire, move, processes_of, put_whole
+from ..meshes.transport import Transport
 from .plan import EdgePlan, Plan
 
 TRIALS = 3
@@ -45,11 +46,13 @@ def exercise(plan: Plan) -> Exercise:
     delays: dict[str, list[int]] = {}
     if group.count == 1:
         return Exercise()
+    # All processes connect, also one that takes part in no transfer.
+    transport = group.transport
     for edge, wire, back, name in _ways(plan):
         pairs |= _pairs(wire, back)
         if group.index in (*processes_of(wire.source), *processes_of(wire.target)):
             try:
-                taken = _try(edge, wire, back, plan, name)
+                taken = _try(edge, wire, back, group.index, transport, name)
             except ClusterError as error:
                 # The others wait for what comes after it.
                 problem = problem or error
@@ -69,7 +72,8 @@ def _ways(plan: Plan) -> Iterator[tuple[EdgePlan, Wire, bool, str]]:
     for label, edge in plan.edges.items():
         trials = TRIALS
         for replicas, wire in edge.wires.items():
-            if not wire.in_one_process:
+            # Asked of all processes and not of this one: they must try equally often.
+            if len({*processes_of(wire.source), *processes_of(wire.target)}) > 1:
                 for back in (False, True)[: 1 + edge.backward]:
                     for trial in range(trials):
                         yield edge, wire, back, f"exercise {label} {replicas} {back} {trial}"
@@ -82,18 +86,18 @@ def _pairs(wire: Wire, back: bool) -> set[tuple[Any, Any]]:
     return {(a.id, b.id) for a, b in crossing if a.process_index != b.process_index}
 
 
-def _try(edge: EdgePlan, wire: Wire, back: bool, plan: Plan, name: str) -> int | None:
+def _try(edge: EdgePlan, wire: Wire, back: bool, index: int, transport: Transport | None, name: str) -> int | None:
     """Sends a slot; returns nanoseconds until it had arrived, or None where nothing of it arrives."""
     here = wire.target if back else wire.source
     sent = _contents(wire, name)
     slot = None
-    if plan.group.index in processes_of(here):
+    if index in processes_of(here):
         shapes = wire.shapes(here)
         parts = np.split(sent, len(shapes))
         slot = tuple(put_whole(part, shape.sharding) for part, shape in zip(parts, shapes, strict=True))
         jax.block_until_ready(slot)
     begin = time.perf_counter_ns()
-    [arrived] = move([Parcel(wire, slot, back)], plan.group.transport, name)
+    [arrived] = move([Parcel(wire, slot, back)], transport, name)
     if arrived is None:
         return None
     jax.block_until_ready(arrived)

@@ -55,7 +55,8 @@ class _Open:
             copy.close()
         used = []
         for piece in pieces:
-            if place([u for _, u in [*copy.current, piece]], self.section.buckets[-1], self.section.row_length) is None:
+            section, units = self.section, [u for _, u in [*copy.current, piece]]
+            if place(units, section.buckets[-1], section.row_length, section.packed) is None:
                 copy.close()
             copy.current.append(piece)
             used.append(len(copy.closed))
@@ -173,7 +174,7 @@ def _cut_step(workload: Workload, samples: Iterable[SampleWork], aligned: bool, 
 def _finished(workload: Workload, name: str, step: int, number: int, filled: list[tuple[Piece, int]]) -> Microbatch:
     section = workload.sections[name]
     units = [u for _, u in filled]
-    bucket = smallest_bucket(units, section.buckets, section.row_length)
+    bucket = smallest_bucket(units, section.buckets, section.row_length, section.packed)
     if bucket is None:
         raise RuntimeError(f"a micro-batch of {name!r} was filled beyond its largest bucket: {units}")
     return Microbatch(section=name, step=step, number=number, bucket=bucket, items=tuple(p for p, _ in filled), units=tuple(units))

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Mapping
 
 from .bounds import load_of, lower_bound
-from .tasks import Schedule, Task
+from .ledger import Ledger
+from .tasks import Schedule
 from .workload import Workload
-
-Ends = Mapping[tuple[str, int, int | None], int]
-"""(section, sample, item, or None for all items of the sample) -> nanoseconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,17 +59,19 @@ def gap_of(workload: Workload, schedule: Schedule) -> Gap:
         workload: what was scheduled.
         schedule: a valid schedule of it.
     """
-    ledger = _Ledger(workload, schedule)
+    ledger = Ledger(workload, schedule)
+    loads = {name: sum(load_of(workload, name, samples) for samples in workload.steps) for name in workload.order}
+    name = max(loads, key=lambda each: loads[each])
     sums = dict.fromkeys((*PARTS, "work"), 0)
-    section = workload.sections[ledger.name]
+    section = workload.sections[name]
     for replica in range(section.replicas):
-        for part, spent in ledger.replica(replica).items():
-            sums[part] += spent
+        for cause, spent in ledger.replica(name, replica).items():
+            # What the bound does not count of the work comes to padding below, more micro-batches than the fewest included.
+            sums[{"sharing": "imbalance", "useful": "work", "padding": "work", "late": "work"}.get(cause, cause)] += spent
     mean = {part: spent // section.replicas for part, spent in sums.items()}
     # Whole nanoseconds: what the divisions dropped is less than one for each part.
     mean["imbalance"] += schedule.makespan - sum(mean.values())
-    load = sum(load_of(workload, ledger.name, samples) for samples in workload.steps)
-    work = mean.pop("work")
+    load, work = loads[name], mean.pop("work")
     mean["padding"] += max(0, work - load)
     counted = lower_bound(workload) - min(load, work)
     if counted < 0:
@@ -83,95 +81,3 @@ def gap_of(workload: Workload, schedule: Schedule) -> Gap:
         mean[part] -= taken
         counted -= taken
     return Gap(**mean)
-
-
-class _Ledger:
-    """The time of one section's replicas, by cause."""
-
-    def __init__(self, workload: Workload, schedule: Schedule) -> None:
-        self.workload, self.schedule = workload, schedule
-        samples = [s for step in workload.steps for s in step]
-        self._lengths = {(n, (s.id, i)): u for s in samples for n, units in s.items.items() for i, u in enumerate(units)}
-        self.forward: dict[tuple[str, int, int | None], int] = defaultdict(int)
-        self.backward: dict[tuple[str, int, int | None], int] = defaultdict(int)
-        for task in schedule.tasks:
-            for ends, kinds in ((self.forward, ("forward", "forward_backward")), (self.backward, ("backward", "forward_backward"))):
-                for sample, item in task.items if task.kind in kinds else ():
-                    for key in ((task.section, sample, item), (task.section, sample, None)):
-                        ends[key] = max(ends[key], task.end)
-        self.name = max(workload.order, key=lambda n: sum(load_of(workload, n, samples) for samples in workload.steps))
-        self.tasks = [t for t in schedule.tasks if t.section == self.name]
-        # Per step: the last backward of the section, and of any section.
-        self.own_last: dict[int, int] = defaultdict(int)
-        self.last: dict[int, int] = defaultdict(int)
-        for task in schedule.tasks:
-            if task.kind in ("backward", "forward_backward"):
-                self.last[task.step] = max(self.last[task.step], task.end)
-                if task.section == self.name:
-                    self.own_last[task.step] = max(self.own_last[task.step], task.end)
-
-    def replica(self, replica: int) -> dict[str, int]:
-        """Nanoseconds of one replica by cause; they add up to the makespan."""
-        spent: dict[str, int] = defaultdict(int)
-        now = 0
-        for task in sorted((t for t in self.tasks if t.replica == replica), key=lambda t: (t.start, t.end)):
-            for part, until in self._waits(task):
-                spent[part] += max(0, min(until, task.start) - now)
-                now = max(now, min(until, task.start))
-            spent["imbalance"] += task.start - now
-            spent["update" if task.kind == "update" else "work"] += task.end - task.start
-            now = task.end
-        # The section's last task is behind: others have updates, or backwards, that it has not.
-        updates = any(t.kind == "update" for t in self.tasks)
-        spent["update" if updates else "drain"] += self.schedule.makespan - now
-        return spent
-
-    def _waits(self, task: Task) -> list[tuple[str, int]]:
-        """What a replica waits for before a task, in turn: the cause, and the time at which it is over."""
-        if task.kind == "update":
-            return [("imbalance", self.own_last[task.step]), ("drain", self.last[task.step]), ("update", task.start)]
-        if task.kind == "backward":
-            return [("drain", self._arrival(task, self.backward, forward=False))]
-        arrival = self._arrival(task, self.forward, forward=True)
-        return [("fill", arrival), ("memory", self._room(task, arrival))]
-
-    def _arrival(self, task: Task, ends: Ends, forward: bool) -> int:
-        """When everything that a task needs from other sections has arrived."""
-        found = 0
-        for edge in self.workload.edges:
-            here, there = (edge.consumer, edge.producer) if forward else (edge.producer, edge.consumer)
-            if here == task.section:
-                for sample, item in task.items:
-                    end = ends.get((there, sample, item if edge.paired else None))
-                    found = max(found, end + edge.delay) if end is not None else found
-        return found
-
-    def _room(self, task: Task, since: int) -> int:
-        """When a replica has room for a task, at the earliest at `since`."""
-        section = self.workload.sections[task.section]
-        before = [
-            t for t in self.tasks if t.replica == task.replica and t.kind != "update" and t.kind != "backward" and t.start < task.start
-        ]
-        holding = sorted((self._release(t), self._units(t), section.bytes_of(t.bucket)) for t in before)
-        holding = [entry for entry in holding if entry[0] > since]
-        units = self._units(task) + sum(u for _, u, _ in holding)
-        size = section.bytes_of(task.bucket) + sum(b for _, _, b in holding)
-        room = since
-        for release, freed, bytes_freed in holding:
-            if units <= section.max_inflight and (section.max_bytes is None or size <= section.max_bytes):
-                break
-            room, units, size = release, units - freed, size - bytes_freed
-        return room
-
-    def _units(self, task: Task) -> int:
-        return sum(self._lengths[task.section, piece] for piece in task.items)
-
-    def _release(self, task: Task) -> int:
-        """When a micro-batch gives back what it holds."""
-        if self.workload.runs_backward[task.section]:
-            return max(self.backward[task.section, s, i] for s, i in task.items)
-        ends = [task.end]
-        for edge in self.workload.edges:
-            if edge.producer == task.section:
-                ends += [self.forward[edge.consumer, s, i if edge.paired else None] for s, i in task.items]
-        return max(ends)

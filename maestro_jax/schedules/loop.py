@@ -90,6 +90,7 @@ class Progress:
         self.nodes: dict[Key, _Node] = {}
         self.held: dict[tuple[str, int], int] = defaultdict(int)
         self.held_bytes: dict[tuple[str, int], int] = defaultdict(int)
+        self.unfinished: dict[tuple[str, int], int] = defaultdict(int)
         self.free_since: dict[tuple[str, int], int] = defaultdict(int)
         self.queues: dict[str, list[Key]] = {name: [] for name in workload.order}
         self.backlog: dict[tuple[str, int], list[Key]] = defaultdict(list)
@@ -196,8 +197,14 @@ class Progress:
         node = self.nodes[key]
         return node.waits == 0 and node.available <= now
 
-    def fits(self, key: Key, replica: int) -> bool:
-        """Whether a replica may start this task: parameters are up to date, and what it would hold is within its limits."""
+    def fits(self, key: Key, replica: int, beside: Iterable[Key] = ()) -> bool:
+        """Whether a replica may start this task: parameters are up to date, and what it would hold is within its limits.
+
+        Args:
+            key: the task.
+            replica: where.
+            beside: forwards of the same section that will need room on this replica before anything is given back.
+        """
         node = self.nodes[key]
         if node.microbatch is None or node.kind == "backward":
             return True
@@ -206,9 +213,9 @@ class Progress:
         if section.trainable and node.step and before in self.nodes:
             return False
         held, held_bytes = self.held[node.section, replica], self.held_bytes[node.section, replica]
-        if section.max_bytes is not None and held_bytes + section.bytes_of(node.microbatch.bucket) > section.max_bytes:
-            return False
-        return held + self._units[node.section, key[2]] <= section.max_inflight
+        for _, name, number in (key, *beside):
+            held, held_bytes = held + self._units[name, number], held_bytes + self._bytes[name, number]
+        return held <= section.max_inflight and (section.max_bytes is None or held_bytes <= section.max_bytes)
 
     def next_availability(self, now: int) -> int | None:
         """The earliest time after `now` at which a task whose dependencies have ended becomes available."""
@@ -243,6 +250,7 @@ class Progress:
         """Marks a task as running: its replica's devices are busy and hold its units."""
         key = self.key_of(task)
         self._busy |= self._devices_of[task.section, task.replica]
+        self.unfinished[task.section, task.replica] += 1
         node = self.nodes[key]
         if node.microbatch is not None and node.kind != "backward":
             self.queues[task.section].remove(key)
@@ -259,6 +267,7 @@ class Progress:
         """Marks a task as ended, frees its devices and what it held, and unblocks what waited for it."""
         key = self.key_of(task)
         self._busy -= self._devices_of[task.section, task.replica]
+        self.unfinished[task.section, task.replica] -= 1
         self.free_since[task.section, task.replica] = task.end
         node = self.nodes.pop(key)
         for other, delay in node.unblocks:

@@ -48,7 +48,7 @@ class _Filler:
     __slots__ = ("buckets", "capacity", "is_open", "items", "row", "rows", "sizes", "units", "work")
 
     def __init__(self, work: SectionWork, units: list[int], sizes: Sizes) -> None:
-        self.work, self.units, self.sizes = work, units, sizes
+        self.work, self.units, self.sizes = work, work.taken(units), sizes
         self.buckets, self.row = work.buckets, work.row_length
         self.items: list[list[int]] = []
         self.rows: list[int] = []
@@ -114,8 +114,10 @@ def cut_section(model: Compact, step: int, section: int, order: Sequence[int], s
     items = model.steps[step]
     work, units = model.sections[section], items.units[section]
     first, count = items.first[section], items.count[section]
-    if work.row_length is not None:
-        return _part(work, units, _in_rows(work, units, sizes, [i for s in order for i in range(first[s], first[s] + count[s])]))
+    if work.row_length is not None or not work.packed:
+        return _part(
+            work, units, _in_rows(work, work.taken(units), sizes, [i for s in order for i in range(first[s], first[s] + count[s])])
+        )
     buckets = work.buckets
     top, known = buckets[-1], len(sizes)
     made: list[list[int]] = []
@@ -140,7 +142,7 @@ def cut_section(model: Compact, step: int, section: int, order: Sequence[int], s
 
 
 def _in_rows(work: SectionWork, units: list[int], sizes: Sizes, items: Sequence[int]) -> list[list[int]]:
-    """Fills micro-batches whose rows no item may straddle, by first fit."""
+    """Fills micro-batches whose rows no item may straddle, by first fit; `units` are those that items take."""
     row, top = work.row_length or work.buckets[-1], work.buckets[-1]
     made: list[list[int]] = []
     rows: list[int] = []
@@ -228,7 +230,7 @@ def cut_together(model: Compact, step: int, order: Sequence[int], sizes: Sequenc
         fans.add(used)
         for n in active:
             fillers[n].take(*tried[n])
-    return [_part(f.work, f.units, f.items) for f in fillers]
+    return [_part(f.work, units, f.items) for f, units in zip(fillers, items.units, strict=True)]
 
 
 def _joined(fillers: Sequence[_Filler], ranges: Sequence[range], active: Sequence[int], fans: _Fans) -> bool:
@@ -306,7 +308,7 @@ def _part(work: SectionWork, units: list[int], made: list[list[int]]) -> Part:
         needed = sum(lengths)
         sums.append(needed)
         if work.row_length is not None:
-            needed = _rows(lengths, work.row_length) * work.row_length
+            needed = _rows(work.taken(lengths), work.row_length) * work.row_length
         bucket = work.buckets[bisect_left(work.buckets, needed)]
         squares = sum(u * u for u in lengths) if squared else 0
         buckets.append(bucket)

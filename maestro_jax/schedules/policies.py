@@ -7,8 +7,8 @@ only, so that the same workload gives the same schedule in every process.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from ..errors import ScheduleError
@@ -83,6 +83,58 @@ def replay(progress: Progress, schedule: Schedule) -> Chooser:
         return task
 
     return choose
+
+
+def adaptive(progress: Progress, schedule: Schedule, depth: int) -> Chooser:
+    """Returns a chooser that lets a replica that would be idle overtake: it starts its first task in schedule order that may start.
+
+    For executors that let a task end when it really has: then what may start has its inputs, and no queue waits for data. A replica that
+    has tasks is given more of them in its scheduled order only, because what it takes early it cannot take back when something urgent comes
+    (docs/scheduling.md has figures).
+
+    A forward that overtakes others of its replica leaves room for them. So the first task that is left in the schedule's order always
+    fits once those before it have ended, and nothing gets stuck that would not in that order.
+
+    Args:
+        progress: the state of the run.
+        schedule: what is run.
+        depth: most tasks that a replica has been given and has not ended.
+
+    Raises:
+        ScheduleError: when a task of the schedule is not one of the workload's.
+    """
+    _check_tasks(progress, schedule)
+    queues: dict[tuple[str, int], list[tuple[int, Key, Task]]] = defaultdict(list)
+    for number, task in enumerate(schedule.tasks):
+        queues[task.section, task.replica].append((number, progress.key_of(task), task))
+
+    def choose(progress: Progress, now: int) -> Task | None:
+        best: tuple[tuple[bool, int], list[tuple[int, Key, Task]], int] | None = None
+        for place, queue in queues.items():
+            busy = progress.unfinished[place]
+            position = _first(progress, queue[:1] if busy else queue, now) if busy < depth else None
+            # Replicas that are idle come first, then what is scheduled first.
+            if position is not None and (best is None or (busy > 0, queue[position][0]) < best[0]):
+                best = (busy > 0, queue[position][0]), queue, position
+        return best[1].pop(best[2])[2] if best else None
+
+    return choose
+
+
+def _first(progress: Progress, queue: Sequence[tuple[int, Key, Task]], now: int) -> int | None:
+    """The position of the first task that may start, with room left for those that it overtakes."""
+    overtaken: list[Key] = []
+    full = False
+    for position, (_, key, task) in enumerate(queue):
+        forward = key[0] in ("forward", "forward_backward")
+        if progress.available(key, now) and not (forward and full):
+            if progress.fits(key, task.replica, overtaken):
+                return position
+            # Whatever comes later would have to leave room for this one as well.
+            full = True
+        if forward:
+            overtaken.append(key)
+    return None
 
 
 def _check_tasks(progress: Progress, schedule: Schedule) -> None:

@@ -41,6 +41,7 @@ class SectionWork:
         update: nanoseconds of an update.
         devices: device numbers of each replica; tasks that share one never overlap. None: devices of its own.
         row_length: units in one row; items never straddle rows. None: a micro-batch is one row.
+        packed: whether items share rows; where not, each has a row of its own.
         bucket_bytes: bytes that a micro-batch of each bucket holds on a device while it is in flight. None: not known.
         max_bytes: most of these bytes that one replica may hold at a time. None: no limit.
     """
@@ -54,8 +55,13 @@ class SectionWork:
     update: int = 0
     devices: tuple[tuple[int, ...], ...] | None = None
     row_length: int | None = None
+    packed: bool = True
     bucket_bytes: tuple[int, ...] | None = None
     max_bytes: int | None = None
+
+    def taken(self, units: list[int]) -> list[int]:
+        """Units of a row that each item takes: its own, or the whole row where items share none."""
+        return units if self.packed else [self.row_length or self.buckets[-1]] * len(units)
 
     def bytes_of(self, bucket: int) -> int:
         """Bytes that a micro-batch of this bucket holds while it is in flight; 0 where that is not known."""
@@ -195,7 +201,11 @@ class Workload:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the workload in the shared file format."""
-        sections = {name: {k: v for k, v in dataclasses.asdict(s).items() if v is not None} for name, s in self.sections.items()}
+        usual = {"packed": True}
+        sections = {
+            name: {k: v for k, v in dataclasses.asdict(s).items() if v is not None and usual.get(k) != v}
+            for name, s in self.sections.items()
+        }
         edges = []
         for e in self.edges:
             fans = {k: v for k, v in (("fan_in", e.fan_in), ("fan_out", e.fan_out), ("paired", e.paired or None)) if v is not None}
@@ -229,8 +239,9 @@ def _check_numbers(raw: Mapping[str, Any]) -> None:
         found += [(f"{name}.{key}", n) for key in ("buckets", "bucket_bytes") for n in section.get(key) or ()]
         found += [(f"{name}.devices", n) for devices in section.get("devices") or () for n in devices]
         found += [(f"{name}.{key}", n) for key in ("forward", "backward") for n in section[key].values()]
-        if not isinstance(section["trainable"], bool):
-            raise TypeError(f"{name}.trainable is {section['trainable']!r}, neither true nor false")
+        for key in ("trainable", "packed"):
+            if not isinstance(section.get(key, True), bool):
+                raise TypeError(f"{name}.{key} is {section[key]!r}, neither true nor false")
     for edge in raw["edges"]:
         found += [("delay", edge["delay"]), *((key, edge[key]) for key in ("fan_in", "fan_out") if edge.get(key) is not None)]
     for sample in (sample for step in raw["steps"] for sample in step):
@@ -252,6 +263,7 @@ def _section_from_json(raw: Mapping[str, Any]) -> SectionWork:
         update=raw["update"],
         devices=tuple(tuple(d) for d in devices) if devices else None,
         row_length=raw.get("row_length"),
+        packed=raw.get("packed", True),
         bucket_bytes=tuple(raw["bucket_bytes"]) if raw.get("bucket_bytes") else None,
         max_bytes=raw.get("max_bytes"),
     )

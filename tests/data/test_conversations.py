@@ -22,6 +22,7 @@ from maestro_jax.errors import ConfigError, DataError
 images: Any = pytest.importorskip("PIL.Image", reason="the extra examples is not installed")
 
 TOKENIZER = vocabulary.load("tokenizer_tiny.json")
+ANSWER = {"from": "gpt", "value": "A cat."}
 ASKED = [{"role": "user", "content": "<image>\nWhat is it?"}, {"role": "assistant", "content": "A cat."}]
 
 
@@ -291,6 +292,49 @@ def test_a_line_that_has_changed_is_refused(root: Path) -> None:
     assert refused(data.train, 0).anchor == "bad-line"
 
 
+def listed(*parts: Any) -> list[Any]:
+    return [{"role": "user", "content": list(parts)}, {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]}]
+
+
+TYPED = {"type": "text", "text": "\nWhat is it?"}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": listed({"type": "image"}, TYPED), "images": ["a.png"]},
+        {"messages": listed({"type": "image", "image": "a.png"}, TYPED)},
+        {"messages": listed({"type": "image", "path": "a.png"}, TYPED)},
+        {"messages": listed({"type": "image", "url": "a.png"}, TYPED)},
+        {"messages": listed({"type": "image_url", "image_url": {"url": "a.png"}}, TYPED)},
+        {"messages": listed({"type": "image_url", "image_url": "a.png"}, {"type": "text", "text": "\n"}, {**TYPED, "text": "What is it?"})},
+        {"messages": [*listed({"type": "image", "image": "FILE"}, TYPED)[:1], ASKED[1]]},
+        {"conversations": [{"from": "human", "value": listed({"type": "image", "path": "a.png"}, TYPED)[0]["content"]}, ANSWER]},
+    ],
+)
+def test_contents_that_are_lists_are_the_same_sample(root: Path, record: dict[str, Any]) -> None:
+    record = json.loads(json.dumps(record).replace("FILE", f"file://{root}/a.png"))
+    found, wanted = loaded(root, record, {"messages": ASKED, "image": "a.png"}).train
+    assert counted(found, "loss_mask") == counted(wanted, "loss_mask") != ""
+    for stream, [item] in wanted.items.items():
+        for name, array in item.arrays.items():
+            np.testing.assert_array_equal(found.items[stream][0].arrays[name], array)
+
+
+def test_images_and_sound_in_lists_stand_in_order(root: Path) -> None:
+    parts = [{"type": "audio", "audio": "sound/one.wav"}, {"type": "image", "path": "c.png"}, {"type": "image", "path": "a.png"}, TYPED]
+    found, wanted = loaded(
+        root,
+        {"messages": listed(*parts)},
+        {"messages": [{"role": "user", "content": "<audio><image><image>\nWhat is it?"}, ASKED[1]], "images": ["c.png", "a.png"],
+         "audio": "sound/one.wav"},
+    ).train  # fmt: skip
+    assert {s: [item.units for item in items] for s, items in found.items.items()} == {
+        s: [item.units for item in items] for s, items in wanted.items.items()
+    }
+    np.testing.assert_array_equal(text(found)["image_rows"], text(wanted)["image_rows"])
+
+
 # --- lines and settings that cannot be used
 
 
@@ -302,6 +346,12 @@ def test_a_line_that_has_changed_is_refused(root: Path) -> None:
         ({"messages": ASKED, "image": 3}, "unusable path"),
         ({"messages": ASKED, "images": [""]}, "unusable path"),
         ({"messages": ASKED, "images": [{"path": "a.png"}]}, "unusable path"),
+        ({"messages": ASKED, "image": "https://cats.org/7.jpg"}, "unusable path"),
+        ({"messages": listed({"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}}, TYPED)}, "unusable path"),
+        ({"messages": listed({"type": "image", "path": 3}, TYPED)}, "unusable path"),
+        ({"messages": listed({"type": "image", "path": "a.png"}, TYPED), "images": ["a.png"]}, "paths in two places"),
+        ({"messages": listed({"type": "video", "path": "a.mp4"}, TYPED)}, "no text"),
+        ({"messages": listed("What?")}, "no text"),
         ({"messages": ASKED, "image": "half \ud83d.png"}, "not UTF-8"),
         ({"messages": ASKED[:1], "image": "a.png"}, "no answer"),
         ({"image": "a.png"}, "no text"),
@@ -319,11 +369,21 @@ def test_a_json_array_says_how_to_make_lines(root: Path) -> None:
         loaded(root, b"[", b'{"image": "a.png"}', b"]")
 
 
-@pytest.mark.parametrize(("records", "fraction"), [([], 0), ([], 0.1), ([{"text": "one"}], 0.1), ([{"id": 1, "text": "one"}] * 3, 0.1)])
-def test_too_few_lines_are_an_error(root: Path, records: list[Any], fraction: float) -> None:
+@pytest.mark.parametrize(
+    ("records", "fraction", "have"),
+    [
+        ([], 0, "no line that can be used (skipped: nothing)"),
+        ([], 0.1, "no line that can be used (skipped: nothing)"),
+        ([{"text": ""}], 0, "no line that can be used (skipped: empty: 1)"),
+        ([{"text": "one"}], 0.1, "1 that can be used, all of one id (skipped: nothing)"),
+        ([{"id": 1, "text": "one"}] * 3, 0.1, "3 that can be used, all of one id (skipped: nothing)"),
+    ],
+)
+def test_too_few_lines_are_an_error(root: Path, records: list[Any], fraction: float, have: str) -> None:
     with pytest.raises(DataError, match="too few conversations") as caught:
-        loaded(root, *records, heldout_fraction=fraction)
+        loaded(root, *records, heldout_fraction=fraction, on_bad_line="skip")
     assert caught.value.anchor == "too-few-conversations"
+    assert caught.value.have == have
 
 
 def test_a_root_that_is_no_folder_is_an_error(root: Path) -> None:

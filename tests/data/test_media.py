@@ -245,5 +245,23 @@ def test_other_sound_than_pcm_is_unreadable(tmp_path: Path) -> None:
     assert kind(read_clip, path, max_seconds=1) == "clip-unreadable"
 
 
-def test_a_rate_that_nothing_has_is_unreadable(tmp_path: Path) -> None:
-    assert kind(read_clip, clip(tmp_path / "a.wav", SOUND, rate=2**30), max_seconds=1) == "clip-unreadable"
+@pytest.mark.parametrize("rate", [0, 2**30])
+def test_a_rate_that_nothing_has_is_unreadable(tmp_path: Path, rate: int) -> None:
+    path = clip(tmp_path / "a.wav", SOUND)
+    content = bytearray(path.read_bytes())
+    content[24:28] = struct.pack("<I", rate)
+    path.write_bytes(content)
+    with pytest.raises(Unusable) as caught:
+        read_clip(path, max_seconds=1)
+    assert (caught.value.anchor, caught.value.have) == ("clip-unreadable", f"samples of 2 bytes, {rate} a second")
+
+
+def test_a_file_without_a_byte_is_told_as_empty(tmp_path: Path) -> None:
+    for name, read, limits in (
+        ("a.wav", read_clip, {"max_seconds": 1}),
+        ("a.png", read_image, {"block": 4, "most_blocks": 9, "max_pixels": 100}),
+    ):
+        (tmp_path / name).touch()
+        with pytest.raises(Unusable) as caught:
+            read(tmp_path / name, **limits)
+        assert caught.value.have == "an empty file: 0 bytes"

@@ -84,7 +84,7 @@ def test_bfloat16_stays_bfloat16_and_close_to_float32() -> None:
 
 def test_a_registered_kind_is_used() -> None:
     @register_attention("values_of_its_own_token")
-    def own(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, positions: jax.Array) -> jax.Array:
+    def own(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, positions: jax.Array | None) -> jax.Array:
         return jnp.repeat(v, q.shape[2] // v.shape[2], axis=2)
 
     q, k, v = inputs()

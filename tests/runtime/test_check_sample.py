@@ -71,3 +71,44 @@ def test_a_long_sample_is_told_what_microbatch_counts() -> None:
         check(SAMPLE, middle={"microbatch": ITEM.units - 1})
     assert "both count units (tokens, patches, frames), not samples" in caught.value.fix
     assert "max_length of Conversations" in caught.value.fix
+
+
+def several(count: int) -> Sample:
+    """A sample of so many items, each of which fills a micro-batch of 32."""
+    items = (dataclasses.replace(ITEM, units=32, arrays={name: np.resize(array, 32) for name, array in ITEM.arrays.items()}),) * count
+    return dataclasses.replace(SAMPLE, items={"text": items})
+
+
+@pytest.mark.parametrize(
+    ("sections", "limit"),
+    [
+        ({"teacher": {"microbatch": 32}, "middle": {"microbatch": 128, "fan_in": 2}}, "fan_in of section 'middle'"),
+        ({"teacher": {"microbatch": 128, "fan_out": 2}, "middle": {"microbatch": 32}}, "fan_out of section 'teacher'"),
+    ],
+)
+def test_a_sample_in_more_micro_batches_than_fans_allow_is_named_with_the_limit(sections: Any, limit: str) -> None:
+    sections = {**sections, "student": {"microbatch": 128, "fan_in": 4}, "middle": {**sections["middle"], "fan_out": 4}}
+    check(several(2), **sections)
+    with pytest.raises(DataError) as caught:
+        check(several(3), **sections)
+    error = caught.value
+    assert error.what == f"sample 's0' cannot cross edge teacher.hidden->middle.hidden within {limit}."
+    assert error.have.startswith("3, of items of [32, 32, 32] units")
+    field, _, name = limit.partition(" of section ")
+    assert error.set_by == f"the calling program: Section({name}).{field}"
+    assert error.anchor == "fan-limit"
+
+
+def test_a_limit_that_sizes_set_is_named_by_them_and_one_that_was_given_by_its_place() -> None:
+    """Paired edges have one slot more than sizes need: four micro-batches of 32 fill one of 128."""
+    sections: dict[str, Any] = {"teacher": {"microbatch": 32}, "middle": {"microbatch": 128}, "student": {"microbatch": 128}}
+    plan = make_plan(chain(**sections), TEXT_SPECS, jax.devices())
+    edges = {label: dataclasses.replace(edge, fan_in=2) for label, edge in plan.edges.items()}
+    with pytest.raises(DataError) as caught:
+        check_sample(dataclasses.replace(plan, edges=edges), TEXT_SPECS, several(3))
+    assert caught.value.set_by == "the calling program: Section('teacher').microbatch"
+    plan = make_plan(chain(**{**sections, "middle": {"microbatch": 128, "fan_in": 2}}), TEXT_SPECS, jax.devices())
+    object.__setattr__(plan.graph["middle"], "_provenance", {"fan_in": "a.gin:7  middle/Section.fan_in"})
+    with pytest.raises(DataError) as caught:
+        check_sample(plan, TEXT_SPECS, several(3))
+    assert caught.value.set_by == "a.gin:7  middle/Section.fan_in"

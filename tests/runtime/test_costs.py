@@ -11,6 +11,8 @@ import pytest
 from engines import build, worst_leaf
 from support import TEXT_SPECS, chain, text_samples
 
+from maestro_jax.graph import Objective, Section, SectionGraph
+from maestro_jax.models import Decoder
 from maestro_jax.runtime import Plan, make_plan
 from maestro_jax.runtime.costs import CALL, Costs, counted_costs, fitted_cost
 from maestro_jax.runtime.measure import fitted_costs, measure
@@ -91,3 +93,20 @@ def test_measuring_covers_every_section_and_leaves_parameters_alone() -> None:
     # Accumulators are zero again: the next gradients are those of their step alone.
     batch = text_samples(12, seed=5)
     assert worst_leaf(setup.gradients(batch), setup.reference(batch)[1]) < 1e-5
+
+
+def decoders(kind: str) -> Plan:
+    module = Decoder(vocab_size=32, layers=1, embed=32, heads=4, kv_heads=2, mlp=32, attention=kind)
+    objectives = {"cross_entropy": Objective()}
+    model = Section(name="model", module=module, objectives=objectives, microbatch=(1024, 2048), row_length=1024)
+    return make_plan(SectionGraph(sections=(model,)), TEXT_SPECS, jax.devices()[:1])
+
+
+def test_attention_in_blocks_costs_by_the_squares_of_items_and_dense_attention_by_rows() -> None:
+    dense, blocks = (counted_costs(decoders(kind)).sections["model"] for kind in ("dense", "blockwise"))
+    for whole, cut in ((dense.forward, blocks.forward), (dense.backward, blocks.backward)):
+        assert whole.per_unit_squared == 0
+        one, many = (cut.of(2048, units) for units in ([1024] * 2, [64] * 32))
+        assert many < 0.6 * one
+        # One item that fills its row costs its half of all pairs, as attention is causal.
+        assert one < whole.of(2048, [1024] * 2)

@@ -12,7 +12,7 @@ from support import TEXT_SPECS, chain, text_samples
 from maestro_jax.data import LazySamples, Sample
 from maestro_jax.errors import DataError
 from maestro_jax.runtime import Plan, make_plan
-from maestro_jax.runtime.global_batch import GlobalBatch, Reader, _heard, _Known, _told, counts_of, whole_batch
+from maestro_jax.runtime.global_batch import BadSample, GlobalBatch, Reader, _heard, _Known, _told, counts_of, whole_batch
 
 SAMPLES = text_samples(10)
 
@@ -34,7 +34,7 @@ def plan() -> Plan:
     return make_plan(chain(), TEXT_SPECS, jax.devices()[:4])
 
 
-def read(plan: Plan, source: Sequence[Sample], places: Sequence[int], skip: bool = True) -> tuple[GlobalBatch, list[DataError]]:
+def read(plan: Plan, source: Sequence[Sample], places: Sequence[int], skip: bool = True) -> tuple[GlobalBatch, list[BadSample]]:
     [found] = Reader(plan, TEXT_SPECS, skip=skip).read(source, [places], "test")
     return found
 
@@ -42,7 +42,7 @@ def read(plan: Plan, source: Sequence[Sample], places: Sequence[int], skip: bool
 def test_samples_that_cannot_be_read_are_left_out_and_told(plan: Plan) -> None:
     batch, bad = read(plan, Unreadable(), [3, 4, 1, 0])
     assert [sample.id for sample in batch.samples] == ["s4", "s0"]
-    assert [error.what for error in bad] == ["sample 3 is odd.", "sample 1 is odd."]
+    assert [(sample.error.what, sample.streams) for sample in bad] == [("sample 3 is odd.", ()), ("sample 1 is odd.", ())]
     assert batch.read(1) is SAMPLES[0]
 
 
@@ -53,9 +53,9 @@ def test_the_first_bad_sample_is_raised_where_none_is_to_be_skipped(plan: Plan) 
 
 def test_a_sample_that_no_micro_batch_holds_is_bad(plan: Plan) -> None:
     [long] = text_samples(1, shortest=60, longest=60)
-    batch, [error] = read(plan, [*SAMPLES, long], [0, 10])
+    batch, [bad] = read(plan, [*SAMPLES, long], [0, 10])
     assert len(batch.samples) == 1
-    assert error.anchor == "sample-too-long"
+    assert (bad.error.anchor, bad.streams) == ("sample-too-long", ("text",))
 
 
 def test_counts_are_those_of_the_samples_that_are_used(plan: Plan) -> None:
@@ -82,6 +82,6 @@ def test_what_one_process_tells_of_a_sample_is_what_others_know(plan: Plan) -> N
 
 def test_an_error_crosses_with_all_its_parts() -> None:
     error = DataError("no.", wanted="a", have="b", fix="c", anchor="d", set_by="e")
-    heard = _heard(json.loads(json.dumps(_told(error))))
-    assert isinstance(heard, DataError)
-    assert str(heard) == str(error)
+    heard = _heard(json.loads(json.dumps(_told(BadSample(error, ("text",))))))
+    assert isinstance(heard, BadSample)
+    assert (str(heard.error), heard.streams) == (str(error), ("text",))

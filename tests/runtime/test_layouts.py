@@ -5,73 +5,28 @@ PEER_CASES 1 and 22. Sections are small, because nearly all the time of an examp
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import numpy as np
 import pytest
 from engines import bounded, build, worst_leaf
 from hypothesis import given
 from hypothesis import strategies as st
+from random_graphs import DEVICES, Layout, layouts
 from support import WIRINGS, text_samples, wired
 
-from maestro_jax.graph.section import POLICIES
-from maestro_jax.meshes.submeshes import devices_wanted
-from maestro_jax.runtime.plan import requests_of
 from maestro_jax.schedules import InOrder, Policy, Sequential
 
-DEVICES = 8
 TOLERANCE = 1e-5
-SAMPLES = text_samples(12, longest=14)
-
-ROW = 16
-LADDERS = ((14,), (40,), (20, 36))
-"""Ladders of one row; each holds the longest sample."""
-LADDERS_IN_ROWS = ((48,), (16, 48))
-LADDERS_IN_EVEN_ROWS = ((32,), (32, 64))
-"""Ladders in rows of 16 units; fsdp splits only even numbers of rows."""
-
-Layout = dict[str, dict[str, Any]]
+SAMPLES = text_samples(16, longest=8)
+"""As long as the random ladders hold."""
 
 
 @st.composite
-def section_layouts(draw: st.DrawFn) -> dict[str, Any]:
-    """Fields of one section."""
-    fsdp, tensor = draw(st.sampled_from((1, 2))), draw(st.sampled_from((1, 2)))
-    fields: dict[str, Any] = {
-        "replicas": draw(st.sampled_from((1, 2, 4))),
-        "axes": {axis: size for axis, size in (("fsdp", fsdp), ("tensor", tensor)) if size > 1},
-        "trainable": draw(st.booleans()),
-        "submesh": draw(st.sampled_from((None, None, "shared"))),
-        "remat": draw(st.sampled_from(("none", "inputs", *POLICIES))),
-        "scatter_gradients": draw(st.booleans()),
-    }
-    if fsdp > 1:
-        # Parameters are split over fsdp too, unless a rule says otherwise.
-        fields |= {"row_length": ROW, "microbatch": draw(st.sampled_from(LADDERS_IN_EVEN_ROWS))}
-        fields["rules"] = draw(st.sampled_from(({}, {"embed": None})))
-    elif draw(st.booleans()):
-        fields |= {"row_length": ROW, "microbatch": draw(st.sampled_from(LADDERS_IN_ROWS))}
-    else:
-        fields["microbatch"] = draw(st.sampled_from(LADDERS))
-    return fields
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> tuple[str, Layout, Policy]:
-    """A wiring, fields for each of its sections that fit on eight devices, and a policy."""
+def wirings(draw: st.DrawFn) -> tuple[str, Layout, Policy]:
+    """A wiring, fields for each of its sections, and a policy."""
     wiring = draw(st.sampled_from(sorted(WIRINGS)))
-    layout = {name: draw(section_layouts()) for name in WIRINGS[wiring]}
-    names = list(layout)
-    if not any(fields["trainable"] for fields in layout.values()):
-        layout[names[draw(st.integers(0, len(names) - 1))]]["trainable"] = True
-    for fields in layout.values():
-        if fields["replicas"] * 2 ** len(fields["axes"]) > DEVICES:
-            fields["replicas"] = 2
-    # Too many devices: more sections share a submesh, until all do.
-    for name in names:
-        if devices_wanted(requests_of(wired(wiring, layout))) > DEVICES:
-            layout[name]["submesh"] = "shared"
-    return wiring, layout, draw(st.sampled_from((InOrder(), Sequential())))
+    return wiring, draw(layouts(list(WIRINGS[wiring]), functools.partial(wired, wiring))), draw(st.sampled_from((InOrder(), Sequential())))
 
 
 def assert_exact(wiring: str, layout: Layout, policy: Policy | None = None) -> None:
@@ -82,14 +37,14 @@ def assert_exact(wiring: str, layout: Layout, policy: Policy | None = None) -> N
 
 
 @bounded(6)
-@given(layouts())
+@given(wirings())
 def test_random_layouts(found: tuple[str, Layout, Policy]) -> None:
     assert_exact(*found)
 
 
 @pytest.mark.slow
 @bounded(40)
-@given(layouts())
+@given(wirings())
 def test_many_random_layouts(found: tuple[str, Layout, Policy]) -> None:
     assert_exact(*found)
 

@@ -13,6 +13,7 @@ from workload_support import section, work
 
 from maestro_jax.errors import ScheduleError
 from maestro_jax.schedules import EdgeWork, Microbatch, Workload, cut, place
+from maestro_jax.schedules.placement import in_turn
 
 
 def of(microbatches: list[Microbatch], name: str) -> list[Microbatch]:
@@ -124,6 +125,14 @@ def test_cut_is_refused_only_when_one_sample_alone_is_too_wide(workload: Workloa
     else:
         with pytest.raises(ScheduleError, match="fan limits"):
             cut(workload)
+
+
+@settings(derandomize=True, deadline=None)
+@given(units=st.lists(st.integers(1, 8), min_size=1, max_size=12), row_length=st.sampled_from([None, 8]))
+def test_a_sample_alone_is_cut_as_its_check_foresees(units: list[int], row_length: int | None) -> None:
+    found = cut(work({"a": section(buckets=(16,), row_length=row_length)}, [], [{"a": tuple(units)}]))
+    numbers = [number for number, microbatch in enumerate(found) for _ in microbatch.items]
+    assert in_turn(units, 16, row_length) == numbers
 
 
 def test_a_new_consumer_microbatch_is_opened_where_only_that_helps() -> None:

@@ -87,3 +87,27 @@ def test_aligned_cuts_close_all_sections_together(aligned: bool) -> None:
     parts = cut_together(model, 0, range(4), [(), ()], aligned)
     assert parts is not None
     assert [part.units for part in parts] == [[8, 8], [2, 2] if aligned else [4]]
+
+
+def test_items_that_are_not_packed_take_a_row_each() -> None:
+    rows = one_section([5, 1, 8, 2, 3], buckets=(8, 16, 32), row_length=8, packed=False)
+    part = cut_section(rows, 0, 0, range(5), (16,))
+    assert (lengths(rows, part), part.buckets) == ([[5, 1], [8, 2, 3]], [16, 32])
+
+
+def test_without_rows_items_that_are_not_packed_take_a_micro_batch_each_of_the_bucket_that_holds_it() -> None:
+    alone = one_section([5, 9, 2], buckets=(4, 8, 16), packed=False)
+    part = cut_section(alone, 0, 0, range(3), (16, 16))
+    assert (lengths(alone, part), part.buckets) == ([[5], [9], [2]], [8, 16, 4])
+
+
+@pytest.mark.parametrize("row", [8, None])
+def test_items_that_are_not_packed_are_cut_alike_by_all(row: int | None) -> None:
+    workload = work({"a": section(buckets=(8, 16), row_length=row, packed=False)}, [], [{"a": (n, 3)} for n in (5, 1, 8, 2)])
+    model = Compact(workload)
+    wanted = [(m.bucket, len(m.items)) for m in cut(workload)]
+    together = cut_together(model, 0, range(4), [()])
+    assert together is not None
+    for part in (together[0], cut_section(model, 0, 0, range(4), ())):
+        assert list(zip(part.buckets, map(len, part.items), strict=True)) == wanted
+    assert wanted == ([(16, 2)] * 4 if row else [(8, 1)] * 8)

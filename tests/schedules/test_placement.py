@@ -66,3 +66,10 @@ def test_smallest_bucket_counts_rows_not_units_alone() -> None:
 def test_no_items_fit_anywhere() -> None:
     assert place([], bucket=8, row_length=4) == []
     assert smallest_bucket([], (4, 8)) == 4
+
+
+@settings(derandomize=True, deadline=None)
+@given(units=units)
+def test_items_that_are_not_packed_have_rows_of_their_own(units: list[int]) -> None:
+    assert place(units, 12 * 8, row_length=8, packed=False) == [(n, 0) for n in range(len(units))]
+    assert (place(units, 8, packed=False) is None) == (len(units) > 1)

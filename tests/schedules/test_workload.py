@@ -144,3 +144,10 @@ def test_numbers_that_are_not_whole_are_refused(place: tuple[Any, ...], value: A
     inside[place[-1]] = value
     with pytest.raises(ScheduleError, match="a workload file is malformed"):
         Workload.from_json(raw)
+
+
+def test_rows_of_one_item_survive_the_file_format_and_packed_ones_are_not_told() -> None:
+    found = work({"a": section(packed=False), "b": section()}, [], [{"a": (3,), "b": (3,)}])
+    raw = found.to_json()
+    assert (raw["sections"]["a"]["packed"], "packed" in raw["sections"]["b"]) == (False, False)
+    assert Workload.from_json(raw) == found

@@ -1,12 +1,12 @@
-"""What tests of transfers run in each of three processes of four devices: `python -m process_workers FOLDER everything`."""
+"""What tests of groups of processes and of transfers run in each of three processes, a, b and c, of four devices."""
 
 from __future__ import annotations
 
 import functools
-import json
 import random
-import sys
-from collections.abc import Iterator, Sequence
+import resource
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,16 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from maestro_jax.cluster import connect
-from maestro_jax.errors import ClusterError
+from maestro_jax.errors import ClusterError, DataError, MaestroError
 from maestro_jax.meshes import Parcel, ProcessGroup, Wire, move, on_every_device, processes_of, put_whole
 from maestro_jax.meshes.transfers import rewrapped
 from maestro_jax.meshes.transport import Transport
 from maestro_jax.runtime.startup import exercise
 
-ROUNDS = 125
+ROUNDS = 250
 IN_FLIGHT = 25
 LOOPS = 100_000
+WARM, LARGE = 5, 25
 
 LAYOUTS: dict[str, tuple[str, str, str]] = {
     "three to two": ("a0 a1 b0", "b1 c0", "float32"),
@@ -72,6 +72,40 @@ def misplaced(wire: Wire, arrived: Sequence[jax.Array], number: int, back: bool)
     return sum(not np.array_equal(np.asarray(shard.data), part[shard.index]) for shard, part in shards)
 
 
+def told(group: ProcessGroup) -> dict[str, Any]:
+    """What processes tell one another."""
+    found: dict[str, Any] = {"order": [group.all_gather("order", [group.index, n]) for n in range(50)]}
+    lists: dict[str, list[Any]] = {"a": [], "b": []}
+
+    def talk(channel: str) -> None:
+        lists[channel] = [group.all_gather(channel, f"{channel}{n}") for n in range(30)]
+
+    threads = [threading.Thread(target=talk, args=(channel,)) for channel in lists]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found["threads"] = lists
+    group.agreed("same", {"x": 1}, "x")
+    found["disagree"] = anchor_of(lambda: group.agreed("different", group.index, "the index"))
+
+    def fail() -> None:
+        raise DataError("no.", wanted="a", have="b", fix="c", anchor="d")
+
+    found["lead"] = [group.lead("good", lambda: "done"), anchor_of(lambda: group.lead("bad", fail))]
+    if group.index == 0:
+        found["silent"] = anchor_of(lambda: group.all_gather("silent", None, seconds=1.5))
+    return found
+
+
+def anchor_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except MaestroError as error:
+        return error.anchor
+    return "no error"
+
+
 def many(group: ProcessGroup) -> dict[str, Any]:
     """Both ways over all wires at once, in every process in another order, many calls in flight."""
     found = {"shards": 0, "misplaced": 0, "wrongly here": 0, "wrongly not here": 0}
@@ -114,6 +148,19 @@ def unfinished(group: ProcessGroup) -> dict[str, Any]:
     [arrived] = move([Parcel(wire, None)], group.transport, "unfinished")
     assert arrived is not None
     return {"sent early": None, "misplaced": misplaced(wire, arrived, 0, False)}
+
+
+def large(group: ProcessGroup) -> dict[str, int]:
+    """Megabytes that this process takes more after many transfers both ways of eight megabytes each."""
+    wire = Wire(mesh("a2"), mesh("b2 b3 c1 c2"), 8, jax.ShapeDtypeStruct((2**18,), jnp.dtype("float32")), "large")
+    taken = []
+    for number in range(LARGE + WARM):
+        parcels = [parcel(wire, 0, back) for back in (False, True)]
+        jax.block_until_ready([arrived for arrived in move(parcels, group.transport, f"large {number}") if arrived is not None])
+        # All have what they fetched, so nothing that was offered is needed any more.
+        group.all_gather("large", None)
+        taken.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20)
+    return {"more": taken[-1] - taken[WARM - 1]}
 
 
 def numbers(group: ProcessGroup) -> dict[str, list[float] | None]:
@@ -180,23 +227,10 @@ def tried(group: ProcessGroup) -> dict[str, Any]:
 
 def everything(group: ProcessGroup) -> dict[str, Any]:
     """All of the above, one after the other: processes that start anew take longer than any of them."""
-    return {each.__name__: each(group) for each in (many, unfinished, numbers, wrapped, tried)}
+    return {each.__name__: each(group) for each in (told, many, unfinished, large, numbers, wrapped, tried)}
 
 
 def edges(*names: str) -> Iterator[tuple[str, Any]]:
     for number, name in enumerate(names):
         label = f"edge{number}"
         yield label, SimpleNamespace(edge=SimpleNamespace(label=label), wires={(0, 0): wires()[name]}, backward=name == "three to two")
-
-
-def main(folder: str, function: str) -> None:
-    group = connect()
-    jax.devices()
-    found = globals()[function](group)
-    (Path(folder) / f"{function}-{group.index}.json").write_text(json.dumps(found))
-    # What was offered is kept here until the others have fetched it.
-    group.all_gather("end", None, seconds=60)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

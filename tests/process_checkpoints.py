@@ -1,15 +1,9 @@
-"""Several processes that save and restore the same arrays, each on its own devices: their program, and what starts and ends them."""
+"""Several processes that save and restore the same arrays, each on its own devices."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,18 +12,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from damage_support import flip
+from damage_support import die_inside_a_save, flip
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from maestro_jax import checkpoint
 from maestro_jax.checkpoint import Checkpoints, Commit
 from maestro_jax.errors import CheckpointError
 from maestro_jax.manifest import read_manifest
-from maestro_jax.meshes.processes import ProcessGroup, process_group
+from maestro_jax.meshes import ProcessGroup
 from maestro_jax.resume import newest_good
 from maestro_jax.runtime.snapshot import Snapshot, flat
 
-ROOT = Path(__file__).resolve().parent.parent
 P = PartitionSpec
 
 PLACES: Mapping[int, Mapping[str, tuple[slice, tuple[int, ...]]]] = {
@@ -180,11 +173,11 @@ class Job:
         self.told["restored"] = self.restored(commit)
         self.told["saved"] = self.save(7)
 
-    def killed(self, process: int, moment: str) -> None:
+    def killed(self, process: str, moment: str) -> None:
         """A process ends inside a save, which the others cannot complete then."""
         self.told["saved"] = self.save(1)
-        if self.group.index == process:
-            setattr(checkpoint, moment, die)
+        if self.group.index == int(process):
+            die_inside_a_save(moment)
         self.save(2)
         raise RuntimeError("nothing was killed")
 
@@ -200,58 +193,13 @@ class Job:
         checkpoint.write_pieces = write
 
 
-def die(path: Path, *_: Any) -> None:
-    """Ends the process in the midst of a file, or before a manifest."""
-    if path.suffix:
-        path.write_bytes(b"half")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def started(folder: Path, count: int, job: str, *arguments: str) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Starts the processes of a job; none is left behind."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "PJRT_NPROC": "16", "JAX_PLATFORMS": "cpu"}
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for index in range(count):
-            command = [sys.executable, __file__, str(folder), str(index), str(count), str(port), job, *arguments]
-            with output(folder, index).open("wb") as file:
-                processes.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def output(folder: Path, index: int) -> Path:
-    return folder / f"output-{index}"
-
-
-def run(folder: Path, count: int, job: str, seconds: float = 90) -> list[dict[str, Any]]:
-    """Runs a job to its end; returns what each process told."""
-    with started(folder, count, job) as processes:
-        deadline = time.monotonic() + seconds
-        for index, process in enumerate(processes):
-            code = process.wait(max(0.1, deadline - time.monotonic()))
-            assert code == 0, f"process {index} ended with {code}:\n{output(folder, index).read_text()}"
-    return [json.loads((folder / f"told-{index}.json").read_text()) for index in range(count)]
-
-
-def main(folder: str, index: str, count: str, port: str, names: str, *arguments: str) -> None:
-    """Takes part in jobs ("all_is_well+harmed"), as one of the processes."""
-    jax.config.update("jax_num_cpu_devices", 2)
-    jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(index))
-    job = Job(Path(folder), process_group())
+def do(group: ProcessGroup, folder: str, names: str, *arguments: str) -> dict[str, Any]:
+    """Takes part in jobs ("all_is_well+harmed"), as one of the processes; returns what was told."""
+    job = Job(Path(folder), group)
     for name in names.split("+"):
-        getattr(job, name)(*(int(each) if each.isdigit() else each for each in arguments))
+        getattr(job, name)(*arguments)
     job.checkpoints.close()
-    (job.folder / f"told-{index}.json").write_text(json.dumps(job.told))
-    jax.distributed.shutdown()
+    return job.told
 
 
 def files_of(folder: Path) -> list[str]:
@@ -259,7 +207,3 @@ def files_of(folder: Path) -> list[str]:
     content = read_manifest(folder)
     assert content is not None
     return list(content["files"])
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

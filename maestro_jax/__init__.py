@@ -33,7 +33,9 @@ _HOMES = {
     "Omni": "data",
     "TextFolder": "data",
     "MaestroError": "errors",
-    # Its module is no namesake: once loaded, a module `verify` would stand in the function's place.
+    "HuggingFace": "huggingface",
+    # Their modules are no namesakes: once loaded, a module `verify` would stand in the function's place.
+    "generate": "generation",
     "verify": "verification",
     "Verification": "verification",
 }

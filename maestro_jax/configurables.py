@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import data, distill, graph, models, optimizers, trainer
+from . import data, distill, graph, huggingface, models, optimizers, trainer
 from .config import configurable
 from .schedules import InOrder, Lockstep, Sequential, Wavefront
 
@@ -10,4 +10,4 @@ from .schedules import InOrder, Lockstep, Sequential, Wavefront
 for _policy in (Wavefront, InOrder, Lockstep, Sequential):
     configurable(_policy.__name__)(_policy)
 
-__all__ = ["data", "distill", "graph", "models", "optimizers", "trainer"]
+__all__ = ["data", "distill", "graph", "huggingface", "models", "optimizers", "trainer"]

@@ -17,8 +17,8 @@ import numpy as np
 from .data import Batches, Dataset
 from .data.batches import heldout_places
 from .errors import ConfigError, set_by
+from .final_weights import save_section
 from .initial_weights import as_given
-from .models.weights import save_weights
 from .record import Record
 from .runtime import Engine, Preparer, StepReport, Window
 from .runtime.completions import Completions
@@ -266,20 +266,26 @@ class Run:
         return verify_run(self, limit=limit, most_units=most_units)
 
     def save(self, folder: Path | str, parameters: Callable[[str], Mapping[str, np.ndarray]] | None = None) -> list[Path]:
-        """Writes the parameters of every section that was trained to `folder/SECTION.safetensors`, in the trainer's `save_dtype`.
+        """Writes the parameters of every section that was trained, in the trainer's `save_dtype`.
+
+        A model that came from a folder of Hugging Face goes into such a folder, `folder/SECTION`; everything else that was trained into
+        `folder/SECTION.safetensors`.
 
         What is frozen in them and came from a file is as in that file.
 
         Args:
             folder: where to.
             parameters: section -> path -> value; None takes those on this process's devices.
+
+        Returns:
+            The files and folders.
         """
-        written, read = [], parameters or self.engine.parameters
+        read = parameters or self.engine.parameters
+        written = []
         for name in self.engine.compiled.trained:
-            path = Path(folder) / f"{name}.safetensors"
+            section, tokenizer = self.trainer.graph[name], self.dataset.tokenizer_fingerprint
             values = as_given(read(name), self._given.get(name, {}))
-            save_weights(path, values, tokenizer=self.dataset.tokenizer_fingerprint, dtype=self.trainer.save_dtype)
-            written.append(path)
+            written += save_section(Path(folder), section, values, tokenizer, self.trainer.save_dtype, self.trainer.save_shard_bytes)
         return written
 
     def bad_samples(self, step: int) -> list[BadSample]:

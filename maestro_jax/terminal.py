@@ -125,6 +125,20 @@ class Terminal:
         elif done * COMPILE_LINES // total > (done - 1) * COMPILE_LINES // total:
             self._print(f"compiled {done} of {total}: {' '.join(latest)}")
 
+    def reading(self, section: str, done: int, total: int) -> None:
+        """Tells that initial weights were read; what `Engine` takes as `reading`.
+
+        Args:
+            section: whose.
+            done: number of its parameters read so far, with this one.
+            total: number of its parameters that come from files.
+        """
+        if done == total:
+            self.close()
+            self._print(f"read the weights of {section}: {counted(total, 'parameter')}")
+        elif self._live or self._notebook:
+            self._bar_of("reading").show(done, total, [section])
+
     def note(self, text: str) -> None:
         """Writes a sentence that the user should read."""
         self._print(f"note: {text}")

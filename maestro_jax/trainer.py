@@ -25,6 +25,7 @@ from .data.batches import readable
 from .data.sources import check_vocabulary
 from .errors import ConfigError, set_by
 from .graph import Section, SectionGraph
+from .huggingface.saving import SHARD_BYTES
 from .initial_weights import given_weights
 from .meshes import devices_wanted, process_group
 from .metrics import TensorBoard
@@ -42,6 +43,7 @@ from .runtime.memory import MemoryUse, memory_use, predict_bucket_bytes, predict
 from .runtime.program_cache import keep_programs
 from .runtime.snapshot import snapshot_shapes
 from .runtime.startup import exercise
+from .runtime.state import Reading
 from .runtime.watchdog import Standing, Watchdog
 from .schedules import IN_FLIGHT, Policy, Wavefront, Workload
 from .terminal import Terminal, screen_of
@@ -101,6 +103,7 @@ class Trainer:
         in_flight: most unfinished tasks that a replica is given.
         adaptive: let a replica whose next task waits for its inputs run a later one first; one process only.
         save_dtype: precision of the final weights on disk.
+        save_shard_bytes: most bytes of a file of the final weights of models that came from a folder of Hugging Face.
         compile_cache: folder where compiled programs are kept for later runs, set for the whole process; None leaves what is set.
         debug: check every argument of every program before it is called; slower.
     """
@@ -129,6 +132,7 @@ class Trainer:
     in_flight: int = IN_FLIGHT
     adaptive: bool = False
     save_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    save_shard_bytes: int = SHARD_BYTES
     compile_cache: str | None = None
     debug: bool = False
 
@@ -142,7 +146,7 @@ class Trainer:
         if self.seed >= 2**63:
             self._refuse("seed", "a number below 2**63", str(self.seed))
         least = {"steps": 0, "batch": 1, "seed": 0, "evaluate_every": 0, "evaluate_batches": 0, "log_every": 1, "in_flight": 1}
-        least |= {"checkpoint_every": 0, "keep_checkpoints": 1, "skip_limit": 0, "run_ahead": 1}
+        least |= {"checkpoint_every": 0, "keep_checkpoints": 1, "skip_limit": 0, "run_ahead": 1, "save_shard_bytes": 1}
         for field, low in least.items():
             value = getattr(self, field)
             if value is not None and value < low:
@@ -200,8 +204,9 @@ class Trainer:
         plan = make_plan(self.graph, dataset.specs, devices, share=self.share_devices)
         self._check_merges(plan, dataset)
         idle = len(devices) - len({d for s in plan.sections.values() for d in s.submesh.mesh.devices.flat})
-        note = f"{idle} of {len(devices)} devices stay idle: no section asks for them"
-        return dataclasses.replace(plan, notes=(*plan.notes, note)) if idle else plan
+        notes = [f"{idle} of {len(devices)} devices stay idle: no section asks for them"] if idle else []
+        notes += [f"section {s.name!r}: {note}" for s in self.graph.sections for note in getattr(s.module, "notes", ())]
+        return dataclasses.replace(plan, notes=(*plan.notes, *notes))
 
     def _check_merges(self, plan: Plan, dataset: Dataset) -> None:
         """Rows that are counted otherwise than they are made would be those of other places, of other images even."""
@@ -259,6 +264,7 @@ class Trainer:
         progress: Progress | None = None,
         resumed: Resumed | None = None,
         standing: Standing | None = None,
+        reading: Reading | None = None,
     ) -> Run:
         """Compiles every program and makes the initial state.
 
@@ -267,6 +273,7 @@ class Trainer:
             progress: called after each compiled program.
             resumed: what to go on from; None begins at step 0.
             standing: told where this process stands, for a `Watchdog`.
+            reading: called after each part of the initial weights that was read.
 
         Raises:
             MaestroError: as `setup`.
@@ -278,7 +285,7 @@ class Trainer:
         evaluation = bool(setup.dataset.heldout) and self.evaluate_batches != 0
         compiled = Compiled(setup.plan, setup.optimizers, self.clip_norm, evaluation, progress)
         saved, step = (resumed.snapshot, resumed.commit.step) if resumed is not None else (None, 0)
-        engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug, saved, standing, self.adaptive)
+        engine = Engine(compiled, self.seed, setup.weights, self.in_flight, self.debug, saved, standing, self.adaptive, reading)
         exercised = exercise(setup.plan)
         # Measured numbers differ from time to time; a run that goes on keeps those that it began with, and so its schedules.
         costs = saved_costs(setup.plan, resumed.commit.state) if self.costs == "measured" and resumed is not None else None
@@ -386,7 +393,7 @@ class Trainer:
             stack.enter_context(Watchdog(group, standing))
             self._agree(setup.plan, config_text)
             if folder is None:
-                run = self.start(setup, screen.compiling, standing=standing)
+                run = self.start(setup, screen.compiling, standing=standing, reading=screen.reading)
                 self._before_training(run, screen, verify_step)
                 Training(run, screen).fit()
                 return run
@@ -412,7 +419,7 @@ class Trainer:
             if self.metrics is not None and files is not None:
                 writer = self.metrics.open(files.path, step=step, config_text=config_text)
                 stack.callback(writer.close)
-            run = self.start(setup, screen.compiling, resumed, standing)
+            run = self.start(setup, screen.compiling, resumed, standing, screen.reading)
             uses = self._before_training(run, screen, verify_step)
             if going and files is not None:
                 files.write_plan(plan + memory_text(uses))

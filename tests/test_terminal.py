@@ -318,3 +318,14 @@ def test_notebook_updates_one_output_for_each_bar(monkeypatch: pytest.MonkeyPatc
     assert '<progress value="40" max="300"></progress>' in handles[1].contents[0]["text/html"]
     assert "a&lt;b: kl" in handles[1].contents[0]["text/html"]
     assert capsys.readouterr().out.splitlines()[0] == "compiled 3 programs in 6.0 s"
+
+
+def test_weights_that_are_read_move_a_bar_on_a_screen_and_are_one_line_in_a_log() -> None:
+    log, screen = io.StringIO(), io.StringIO()
+    for stream, interactive in ((log, False), (screen, True)):
+        with Terminal(stream, interactive=interactive) as terminal:
+            for done in range(1, 4):
+                terminal.reading("teacher", done, 3)
+    assert log.getvalue() == "read the weights of teacher: 3 parameters\n"
+    assert "reading" in screen.getvalue()
+    assert screen.getvalue().count(SHOW_CURSOR) == screen.getvalue().count(HIDE_CURSOR) == 1

@@ -1,4 +1,4 @@
-"""Conversations as text, in one plain template: that of ChatML, which many models know.
+"""Conversations as text, in one plain template (that of ChatML, which many models know) or in a model's own.
 
 (Those whose tokenizer has `<|im_start|>` and `<|im_end|>` as single tokens; any other tokenizer writes them in several.) A turn is
 
@@ -6,8 +6,8 @@
     CONTENT<|im_end|>
 
 with a line break at its end. A content that is a list of parts, as Hugging Face's templates take it, is the text of them all. Trained on
-are the content of the assistant's turns and the `<|im_end|>` after it, by which a model says that its answer is complete. The template of
-a model's own `tokenizer_config.json` is not looked at.
+are the content of the assistant's turns and the `<|im_end|>` after it, by which a model says that its answer is complete. A model's own
+template is read by `maestro_jax.data.chat_template`.
 """
 
 from __future__ import annotations
@@ -60,9 +60,27 @@ def conversation(messages: Any) -> tuple[str, tuple[tuple[int, int], ...]]:
     >>> text[start:stop]
     '2<|im_end|>'
     """
+    text, spans = "", []
+    for role, content in turns_of(messages):
+        text += f"{TURN_START}{role}\n"
+        if role == "assistant":
+            spans.append((len(text), len(text) + len(content) + len(TURN_END)))
+        text += f"{content}{TURN_END}\n"
+    return text, tuple(spans)
+
+
+def turns_of(messages: Any) -> list[tuple[str, str]]:
+    """Returns role and content of each message.
+
+    Args:
+        messages: what `messages_of` returned.
+
+    Raises:
+        BadLine: they are no conversation, or there is no answer in it.
+    """
     if not isinstance(messages, list):
         raise BadLine("no text", f"messages is {short(messages)}")
-    text, spans = "", []
+    turns = []
     for number, message in enumerate(messages):
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         if role not in ROLES:
@@ -73,13 +91,10 @@ def conversation(messages: Any) -> tuple[str, tuple[tuple[int, int], ...]]:
             raise BadLine("no text", f"message {number} with content {short(content)}")
         if role == "assistant" and not content.strip():
             raise BadLine("empty", f"message {number}: an answer with no character but white space")
-        text += f"{TURN_START}{role}\n"
-        if role == "assistant":
-            spans.append((len(text), len(text) + len(content) + len(TURN_END)))
-        text += f"{content}{TURN_END}\n"
-    if not spans:
+        turns.append((role, content))
+    if not any(role == "assistant" for role, _ in turns):
         raise BadLine("no answer", f"{len(messages)} messages, none of them the assistant's")
-    return text, tuple(spans)
+    return turns
 
 
 def _text(part: Any, number: int) -> str:

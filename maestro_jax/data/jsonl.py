@@ -1,13 +1,13 @@
 """A user's own JSON Lines files as a data source: texts, or conversations of which only the answers are trained on.
 
-How a conversation is written is in `maestro_jax.data.chat`.
+How a conversation is written is in `maestro_jax.data.chat`, and in `maestro_jax.data.chat_template` for a model's own template.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 from ..config import config_folder, configurable
@@ -16,6 +16,9 @@ from .chat import conversation, messages_of
 from .documents import Document
 from .json_lines import BadLine, JsonLines, Line, check_characters, id_of, record_of, short
 from .sources import TextSource
+
+Writer = Callable[[Any], tuple[str, tuple[tuple[int, int], ...]]]
+"""Messages -> text, and (start, stop) of the characters in it that are trained on."""
 
 _WANTED = """a JSON object in one line, in UTF-8: {"text": "..."}, or
 {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}, or
@@ -37,6 +40,7 @@ class Jsonl(TextSource):
         path: a file, a folder (of which all `*.jsonl` are read), or a pattern such as `"chats/**/*.jsonl"`, from the
             current folder or from that of the config file that names it.
         on_bad_line: what to do with a line that is no such object, or has no text: "raise", or "skip" (count it).
+        chat_template: folder of a model whose own template writes conversations, or a file with such a template; None: that of ChatML.
 
     Raises:
         ConfigError: a value is out of range.
@@ -46,6 +50,7 @@ class Jsonl(TextSource):
 
     path: str
     on_bad_line: Literal["raise", "skip"] = "raise"
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,10 +75,15 @@ class Jsonl(TextSource):
             wanted=_WANTED,
             set_by=set_by(self, "path"),
         )
+        write = conversation
+        if self.chat_template is not None:
+            from .chat_template import ChatTemplate  # here, because nothing else needs Jinja
+
+            write = ChatTemplate.load(self.chat_template, config_folder(self, "chat_template"), set_by(self, "chat_template")).conversation
         seen: dict[str, Line] = {}
         for line in lines:
             try:
-                document = document_of(line.content, line.name)
+                document = document_of(line.content, line.name, write)
             except BadLine as error:
                 lines.bad(line, skipped, error)
                 continue
@@ -84,12 +94,13 @@ class Jsonl(TextSource):
             yield document
 
 
-def document_of(line: bytes, default_name: str) -> Document:
+def document_of(line: bytes, default_name: str, write: Writer = conversation) -> Document:
     """Reads one line.
 
     Args:
         line: a JSON object in UTF-8.
         default_name: the document's name when the line has no id.
+        write: writes messages as text, and says what of it is trained on.
 
     Raises:
         BadLine: it is no document.
@@ -97,14 +108,14 @@ def document_of(line: bytes, default_name: str) -> Document:
     >>> document_of(b'{"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}', "a:1").loss_spans
     ((54, 65),)
     """
-    return document_in(record_of(line), default_name)
+    return document_in(record_of(line), default_name, write)
 
 
-def document_in(record: dict[str, Any], default_name: str) -> Document:
+def document_in(record: dict[str, Any], default_name: str, write: Writer = conversation) -> Document:
     """Takes the document out of a line's object (see `document_of`)."""
     name, messages = id_of(record) or default_name, messages_of(record)
     if messages is not None:
-        document = Document(name, *conversation(messages))
+        document = Document(name, *write(messages))
     elif isinstance(record.get("text"), str):
         document = Document(name, record["text"])
     else:

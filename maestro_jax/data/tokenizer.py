@@ -70,7 +70,7 @@ def load(name: str | Path, near: Path | None = None, *, set_by: str = "the calli
     """Loads a `tokenizer.json`, without the truncation and padding that some of them ask for.
 
     Args:
-        name: a file, or the name of one of the shipped configs.
+        name: a file, the folder of a model that holds a `tokenizer.json`, or the name of one of the shipped configs.
         near: a config file or its folder, where the file is looked for as well.
         set_by: where the name was set, for error texts.
 
@@ -79,6 +79,7 @@ def load(name: str | Path, near: Path | None = None, *, set_by: str = "the calli
         DataError: the file is no tokenizer.
     """
     path = find_file(name, near, set_by=set_by)
+    path = path / "tokenizer.json" if path.is_dir() else path
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for anything that it cannot parse

@@ -19,6 +19,7 @@ from ..config import configurable
 from ..errors import ConfigError, set_by
 from ..models.decoder import Decoder
 from ..models.layers import VocabularyTable
+from ..models.weights import Source, weights_below
 from .objectives import distillation_sums
 
 
@@ -41,22 +42,28 @@ class Distilled:
 
     Args:
         student: a Decoder with a head, or any callable that takes rngs and gives a module like it (see Student).
+        teacher: the teacher's model, such as HuggingFace(), which gives the two sizes and the weights of the head; or None.
         teacher_vocab_size: rows of the teacher's head.
         teacher_embed: width of the teacher's hidden states.
         temperature: softens both distributions of the KL; its square multiplies the KL.
         chunk: most tokens whose logits exist at once in the loss.
 
     Raises:
-        ConfigError: a size or the temperature is not positive, or the student has no head.
+        ConfigError: a size or the temperature is not positive, a size is missing, or the student has no head.
     """
 
     student: Callable[[nnx.Rngs], Any]
-    teacher_vocab_size: int
-    teacher_embed: int
+    teacher: Any = None
+    teacher_vocab_size: int = 0
+    teacher_embed: int = 0
     temperature: float = 1.0
     chunk: int = 256
 
     def __post_init__(self) -> None:
+        teacher = getattr(self.teacher, "config", self.teacher)
+        for field, size in {"teacher_vocab_size": "vocab_size", "teacher_embed": "embed"}.items():
+            if not getattr(self, field):
+                object.__setattr__(self, field, getattr(teacher, size, 0))
         for field in ("teacher_vocab_size", "teacher_embed", "temperature", "chunk"):
             if getattr(self, field) <= 0:
                 raise ConfigError(
@@ -64,14 +71,15 @@ class Distilled:
                     wanted="a positive number",
                     have=f"{field}={getattr(self, field)!r}",
                     set_by=set_by(self, field),
-                    fix="take the sizes from the teacher's Decoder; temperatures are usually between 1 and 4",
+                    fix="name the teacher, or take the sizes from its Decoder; temperatures are usually between 1 and 4",
                     anchor="distilled-shape",
                 )
-        if isinstance(self.student, Decoder) and not self.student.has_head:
+        student = getattr(self.student, "config", self.student)
+        if isinstance(student, Decoder) and not student.has_head:
             raise ConfigError(
                 "Distilled.student has no output head, so it predicts nothing that could be compared with the teacher.",
                 wanted="a Decoder with objective='next_token' or tied=True",
-                have=f"objective={self.student.objective!r}, tied={self.student.tied}",
+                have=f"objective={student.objective!r}, tied={student.tied}",
                 set_by=set_by(self, "student"),
                 fix="set Decoder.objective = 'next_token' for the student; its own loss is not computed here",
                 anchor="decoder-without-head",
@@ -81,6 +89,23 @@ class Distilled:
     def vocab_size(self) -> int | None:
         """Of the student: tokens and targets are its own; a teacher of another size meets it on the shared prefix."""
         return getattr(self.student, "vocab_size", None)
+
+    @property
+    def initial_weights(self) -> Mapping[str, Source]:
+        """Those that the student names, and those of the teacher's head."""
+        head = {f"teacher_{path}": source for path, source in weights_below("head", self.teacher).items()}
+        # A source is a folder and a part of it; the head lies below the part.
+        found = {path: (source[0], f"{source[1]}/head".lstrip("/")) for path, source in head.items() if isinstance(source, tuple)}
+        return {**weights_below("student", self.student), **found}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the two vocabularies."""
+        student, teacher = self.vocab_size, self.teacher_vocab_size
+        if student is None or student == teacher:
+            return ()
+        longer, shared = "teacher" if student < teacher else "student", min(student, teacher)
+        return (f"the KL runs over the first {shared} token ids, as the {longer} alone has rows for {max(student, teacher)} (padding)",)
 
     def __call__(self, rngs: nnx.Rngs) -> DistilledModule:
         """Builds the module with new parameters."""

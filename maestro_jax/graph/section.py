@@ -133,7 +133,8 @@ class Section:
         objectives: name of a scalar sum that the module returns -> how it counts.
         trainable: whether its parameters are updated.
         frozen: patterns of parameter paths that are never updated ("teacher_head/*", shell wildcards; a name alone covers all below it).
-        weights: where initial parameters come from: a safetensors file, or path prefix -> file or (file, prefix in the file).
+        weights: where initial parameters come from: a safetensors file or a folder of Hugging Face, or path prefix -> file or (file, prefix
+            in the file); a None in the place of a file initialises at random. None alone: what the module names (see `HuggingFace`).
         check_tokenizer: refuse weights whose recorded tokenizer is not the data's.
         optimizer: its own optimizer; None takes the trainer's.
         replicas: data-parallel copies.
@@ -162,7 +163,7 @@ class Section:
     objectives: Mapping[str, Objective] = dataclasses.field(default_factory=dict)
     trainable: bool = True
     frozen: tuple[str, ...] = ()
-    weights: str | Mapping[str, str | tuple[str, str]] | None = None
+    weights: str | Mapping[str, str | tuple[str | None, str] | None] | None = None
     check_tokenizer: bool = True
     optimizer: Any = None
     replicas: int = 1

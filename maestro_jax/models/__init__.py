@@ -11,6 +11,7 @@ from .generator import Redraw, RedrawModule
 from .heads import chunked_sums, cross_entropy_sums, masked_sums, next_token_sums, vocabulary_logits
 from .noise import token_dropout
 from .projector import Projector, ProjectorModule
+from .rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from .vision import VisionTransformer, VisionTransformerModule
 
 __all__ = [
@@ -18,15 +19,19 @@ __all__ = [
     "AudioEncoderModule",
     "Decoder",
     "DecoderModule",
+    "LinearScaling",
+    "Llama3Scaling",
     "Multimodal",
     "MultimodalModule",
     "Projector",
     "ProjectorModule",
     "Redraw",
     "RedrawModule",
+    "RopeScaling",
     "SectionRows",
     "VisionTransformer",
     "VisionTransformerModule",
+    "YarnScaling",
     "attention",
     "check_attention",
     "chunked_sums",

@@ -1,7 +1,7 @@
-"""A decoder-only language model for packed rows: the shape of Llama, with layers stacked and scanned.
+"""A decoder-only language model for packed rows: the shape of Llama and Qwen, with layers stacked and scanned.
 
-`Decoder` is the configuration; calling it with `rngs` builds the module. Twelve parameter leaves hold any number of
-layers, because the host pays for each leaf of each task.
+`Decoder` is the configuration; calling it with `rngs` builds the module. Twelve parameter leaves (a few more with biases,
+or norms of queries and keys) hold any number of layers, because the host pays for each leaf of each task.
 
 Dimensions: R rows, L length, D embed, V vocabulary, N = R * L tokens.
 """
@@ -9,7 +9,7 @@ Dimensions: R rows, L length, D embed, V vocabulary, N = R * L tokens.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from flax import nnx
@@ -17,7 +17,8 @@ from flax import nnx
 from ..config import configurable
 from ..errors import ConfigError, set_by
 from .heads import next_token_sums
-from .layers import RMSNorm, VocabularyTable, rotary_angles
+from .layers import ACTIVATIONS, RMSNorm, VocabularyTable, rotary_angles
+from .rope import RopeScaling
 from .stack import EMBEDDING, Batch, LayerStack, batch_dropout, check_layers, check_positive, refuse_size
 
 
@@ -35,7 +36,11 @@ class Decoder:
         head_dim: features of a head, even; embed // heads when not given.
         mlp: width inside the gated MLP.
         rope_theta: base of the rotary wave lengths.
+        rope_scaling: LinearScaling(), Llama3Scaling() or YarnScaling(), for longer texts than the model was first trained on; None: none.
         norm_epsilon: added to the mean square in the norms.
+        qk_norm: normalise the queries and keys of each head, as Qwen3 does.
+        qkv_bias: add biases to queries, keys and values, as Qwen2 does.
+        activation: of the gated MLP: "silu" (SwiGLU), "gelu" or "gelu_tanh", which approximates it.
         tied: the embedding table is the output head as well.
         dropout: rate after the embedding, attention and MLP; noise belongs to a token, wherever it is computed.
         objective: "next_token" makes the loss; "none" gives only hidden states, and there is no head unless tied.
@@ -64,7 +69,11 @@ class Decoder:
     mlp: int
     head_dim: int | None = None
     rope_theta: float = 10000.0
+    rope_scaling: Any = None
     norm_epsilon: float = 1e-6
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     tied: bool = False
     dropout: float = 0.0
     objective: Literal["next_token", "none"] = "next_token"
@@ -79,6 +88,15 @@ class Decoder:
         if self.objective not in ("next_token", "none"):
             fix = "'none' suits a model that only feeds others, such as a teacher"
             refuse_size(self, "objective", "'next_token' or 'none'", fix, "decoder-shape")
+
+        if self.activation not in ACTIVATIONS:
+            refuse_size(self, "activation", f"one of {', '.join(ACTIVATIONS)}", "silu is what Llama and Qwen use", "decoder-shape")
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
+            wanted, fix = (
+                "LinearScaling(), Llama3Scaling(), YarnScaling(), or None",
+                "in a config file write @YarnScaling(), with parentheses",
+            )
+            refuse_size(self, "rope_scaling", wanted, fix, "decoder-shape")
 
     @property
     def head_size(self) -> int:
@@ -163,5 +181,5 @@ class DecoderModule(nnx.Module):
         """
         config = self.config
         x_RLD = batch_dropout(x_RLD, config.dropout, batch, 0, EMBEDDING)
-        angles = rotary_angles(batch["positions"], config.head_size, config.rope_theta)
+        angles = rotary_angles(batch["positions"], config.head_size, config.rope_theta, config.rope_scaling)
         return self.final_norm(self.layers(x_RLD, batch, angles, batch["positions"]))

@@ -70,6 +70,21 @@ class EncoderSizes:
         return self.heads
 
     @property
+    def qk_norm(self) -> bool:
+        """Queries and keys are taken as they are."""
+        return False
+
+    @property
+    def qkv_bias(self) -> bool:
+        """There are no biases."""
+        return False
+
+    @property
+    def activation(self) -> str:
+        """That of SwiGLU."""
+        return "silu"
+
+    @property
     def head_size(self) -> int:
         """`head_dim` as a number, also where it was left out."""
         return self.embed // self.heads if self.head_dim is None else self.head_dim

@@ -22,6 +22,7 @@ from .decoder import Decoder
 from .heads import masked_sums
 from .projector import Projector
 from .stack import Batch, check_positive
+from .weights import Source, weights_below
 
 
 class LanguageModel(Protocol):
@@ -88,11 +89,12 @@ class Multimodal:
             self._refuse("projectors", f"names of inputs: some of {list(self.inputs)}", f"correct or remove {unknown}")
         if "hidden" in self.objectives:
             self._refuse("objectives", "other names than 'hidden', which is an output", "rename the objective")
-        if self.objectives and isinstance(self.decoder, Decoder) and not self.decoder.has_head:
+        decoder = getattr(self.decoder, "config", self.decoder)
+        if self.objectives and isinstance(decoder, Decoder) and not decoder.has_head:
             raise ConfigError(
                 "Multimodal.decoder has no output head, so its objectives cannot be computed.",
                 wanted="a Decoder with objective='next_token' or tied=True",
-                have=f"objective={self.decoder.objective!r}, tied={self.decoder.tied}",
+                have=f"objective={decoder.objective!r}, tied={decoder.tied}",
                 set_by=set_by(self, "decoder"),
                 fix="set Decoder.objective = 'next_token', or Multimodal.objectives = {} for a decoder that only feeds others",
                 anchor="decoder-without-head",
@@ -106,6 +108,11 @@ class Multimodal:
     def vocab_size(self) -> int | None:
         """Of the decoder: tokens and targets are its own."""
         return getattr(self.decoder, "vocab_size", None)
+
+    @property
+    def initial_weights(self) -> Mapping[str, Source]:
+        """Those that the decoder names."""
+        return weights_below("decoder", self.decoder)
 
     def __call__(self, rngs: nnx.Rngs) -> MultimodalModule:
         """Builds the module with new parameters."""

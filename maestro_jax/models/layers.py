@@ -1,4 +1,4 @@
-"""The parts of decoders and encoders: annotated parameters, RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""The parts of decoders and encoders: annotated parameters, RMSNorm, rotary positions, grouped-query attention, gated MLP.
 
 Equal layers are one module whose parameters have a leading axis `layers`; a scan cuts one layer out of it and calls
 it. Parts therefore make their parameters with any leading shape (`stack`) and compute with those of one layer.
@@ -11,15 +11,25 @@ Dimensions: R rows, L length, D embed, H query heads, G key heads, K features of
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from .attention import attention
+from .rope import RopeScaling
 
 Names = tuple[str | None, ...]
+
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+"""What a gated MLP applies to its gate."""
 
 
 def parameter(rngs: nnx.Rngs, shape: tuple[int, ...], names: Names, scale: float) -> nnx.Param[jax.Array]:
@@ -87,35 +97,40 @@ class RMSNorm(nnx.Module):
         embed: D.
         epsilon: added to the mean square.
         stack: leading shape of the parameter, `(layers,)` in a stack.
+        name: logical name of the last axis.
     """
 
-    def __init__(self, embed: int, epsilon: float, *, stack: tuple[int, ...] = ()) -> None:
-        names = ("layers",) * len(stack) + ("embed",)
+    def __init__(self, embed: int, epsilon: float, *, stack: tuple[int, ...] = (), name: str = "embed") -> None:
+        names = ("layers",) * len(stack) + (name,)
         self.scale = nnx.Param(jnp.ones((*stack, embed), jnp.float32), out_sharding=names, eager_sharding=False)
         self.epsilon = epsilon
 
-    def __call__(self, x_RLD: jax.Array) -> jax.Array:
-        """Returns an array of the shape and dtype of `x_RLD`."""
-        wide_RLD = x_RLD.astype(jnp.float32)
-        inverse_RL1 = jax.lax.rsqrt(jnp.mean(jnp.square(wide_RLD), axis=-1, keepdims=True) + self.epsilon)
-        scale_D = self.scale[...].astype(jnp.float32)
-        return (wide_RLD * inverse_RL1 * scale_D[None, None, :]).astype(x_RLD.dtype)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns an array of the shape and dtype of `x`, [R, L, D] or [R, L, heads, D]."""
+        wide = x.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
+        scale = jnp.expand_dims(self.scale[...].astype(jnp.float32), tuple(range(x.ndim - 1)))
+        return (wide * inverse * scale).astype(x.dtype)
 
 
-def rotary_angles(positions_RL: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
+def rotary_angles(positions_RL: jax.Array, head_dim: int, theta: float, scaling: RopeScaling | None = None) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines of rotary position embedding (Su et al., arXiv 2104.09864).
 
     Args:
         positions_RL: int32.
         head_dim: K, even.
         theta: base of the wave lengths; pair i turns by position * theta^(-2 i / K).
+        scaling: changes these rates, for longer texts than the model was first trained on.
 
     Returns:
         Two float32 arrays [R, L, K / 2].
     """
     rates_K = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    if scaling is not None:
+        rates_K = scaling.scaled(rates_K, theta)
     angles_RLK = positions_RL.astype(jnp.float32)[:, :, None] * rates_K[None, None, :]
-    return jnp.cos(angles_RLK), jnp.sin(angles_RLK)
+    amplitude = 1.0 if scaling is None else scaling.amplitude
+    return amplitude * jnp.cos(angles_RLK), amplitude * jnp.sin(angles_RLK)
 
 
 def rotate(x_RLHK: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -135,7 +150,7 @@ def rotate(x_RLHK: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 class GroupedQueryAttention(nnx.Module):
-    """Attention with fewer key heads than query heads (Ainslie et al., arXiv 2305.13245), without biases.
+    """Attention with fewer key heads than query heads (Ainslie et al., arXiv 2305.13245), without a bias at its output.
 
     Args:
         embed: D.
@@ -145,6 +160,8 @@ class GroupedQueryAttention(nnx.Module):
         kind: name of a registered kind of attention.
         output_scale: factor on the initial scale of the output projection.
         stack: leading shape of the parameters.
+        bias: whether queries, keys and values have biases, zero at first.
+        qk_epsilon: queries and keys are normalised over a head's features, with this epsilon; None: they are not.
         rngs: source of keys.
     """
 
@@ -158,6 +175,8 @@ class GroupedQueryAttention(nnx.Module):
         kind: str,
         output_scale: float,
         stack: tuple[int, ...] = (),
+        bias: bool = False,
+        qk_epsilon: float | None = None,
         rngs: nnx.Rngs,
     ) -> None:
         names, scale = ("layers",) * len(stack), 1 / math.sqrt(embed)
@@ -166,36 +185,68 @@ class GroupedQueryAttention(nnx.Module):
         self.value = parameter(rngs, (*stack, embed, kv_heads, head_dim), (*names, "embed", "kv_heads", "head_dim"), scale)
         output_scale /= math.sqrt(heads * head_dim)
         self.output = parameter(rngs, (*stack, heads, head_dim, embed), (*names, "heads", "head_dim", "embed"), output_scale)
-        self.kind = kind
+        self.kind, self.bias, self.normed = kind, bias, qk_epsilon is not None
+        if bias:
+            sizes = {"query": ("heads", heads), "key": ("kv_heads", kv_heads), "value": ("kv_heads", kv_heads)}
+            for part, (name, size) in sizes.items():
+                setattr(self, f"{part}_bias", parameter(rngs, (*stack, size, head_dim), (*names, name, "head_dim"), 0.0))
+        if qk_epsilon is not None:
+            self.query_norm = RMSNorm(head_dim, qk_epsilon, stack=stack, name="head_dim")
+            self.key_norm = RMSNorm(head_dim, qk_epsilon, stack=stack, name="head_dim")
 
     def __call__(
         self, x_RLD: jax.Array, angles: tuple[jax.Array, jax.Array], segment_ids_RL: jax.Array, positions_RL: jax.Array | None
     ) -> jax.Array:
         """Returns [R, L, D]; see `attention` for what a token sees."""
-        q_RLHK = rotate(project(x_RLD, self.query[...]), angles)
-        k_RLGK = rotate(project(x_RLD, self.key[...]), angles)
-        v_RLGK = project(x_RLD, self.value[...])
+        q_RLHK, k_RLGK, v_RLGK = self.heads(x_RLD, angles)
         mixed_RLHK = attention(q_RLHK, k_RLGK, v_RLGK, segment_ids_RL, positions_RL, self.kind)
+        return self.mixed(mixed_RLHK)
+
+    def heads(self, x_RLD: jax.Array, angles: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns queries [R, L, H, K], keys and values [R, L, G, K], queries and keys turned by their positions."""
+        q_RLHK, k_RLGK, v_RLGK = (self._projected(x_RLD, part) for part in ("query", "key", "value"))
+        if self.normed:
+            q_RLHK, k_RLGK = self.query_norm(q_RLHK), self.key_norm(k_RLGK)
+        return rotate(q_RLHK, angles), rotate(k_RLGK, angles), v_RLGK
+
+    def mixed(self, mixed_RLHK: jax.Array) -> jax.Array:
+        """Returns [R, L, D] of what attention made of the values."""
         return project(mixed_RLHK, self.output[...], contracted=2)
 
+    def _projected(self, x_RLD: jax.Array, part: str) -> jax.Array:
+        y_RLHK = project(x_RLD, getattr(self, part)[...])
+        return y_RLHK + getattr(self, f"{part}_bias")[...][None, None] if self.bias else y_RLHK
 
-class SwiGLU(nnx.Module):
-    """Gated MLP, down(silu(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202), without biases.
+
+class GatedMLP(nnx.Module):
+    """Gated MLP, down(activation(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202), without biases; with silu it is SwiGLU.
 
     Args:
         embed: D.
         width: F.
         output_scale: factor on the initial scale of the down projection.
+        activation: a name of `ACTIVATIONS`.
         stack: leading shape of the parameters.
         rngs: source of keys.
     """
 
-    def __init__(self, embed: int, width: int, *, output_scale: float, stack: tuple[int, ...] = (), rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        embed: int,
+        width: int,
+        *,
+        output_scale: float,
+        activation: str = "silu",
+        stack: tuple[int, ...] = (),
+        rngs: nnx.Rngs,
+    ) -> None:
         names = ("layers",) * len(stack)
         self.gate = parameter(rngs, (*stack, embed, width), (*names, "embed", "mlp"), 1 / math.sqrt(embed))
         self.up = parameter(rngs, (*stack, embed, width), (*names, "embed", "mlp"), 1 / math.sqrt(embed))
         self.down = parameter(rngs, (*stack, width, embed), (*names, "mlp", "embed"), output_scale / math.sqrt(width))
+        self.activation = activation
 
     def __call__(self, x_RLD: jax.Array) -> jax.Array:
         """Returns [R, L, D]."""
-        return project(jax.nn.silu(project(x_RLD, self.gate[...])) * project(x_RLD, self.up[...]), self.down[...])
+        gate_RLF = ACTIVATIONS[self.activation](project(x_RLD, self.gate[...]))
+        return project(gate_RLF * project(x_RLD, self.up[...]), self.down[...])

@@ -1,6 +1,7 @@
 """Equal transformer layers in one module, scanned: what decoders and encoders share.
 
-Nine parameter leaves hold any number of layers, because the host pays for each leaf of each task.
+Nine parameter leaves (a few more with biases, or norms of queries and keys) hold any number of layers, because the host
+pays for each leaf of each task.
 
 Dimensions: R rows, L length, D embed.
 """
@@ -19,7 +20,7 @@ from flax import nnx
 from ..errors import ConfigError, set_by
 from .attention import check_attention
 from .blockwise import SAVED
-from .layers import GroupedQueryAttention, RMSNorm, SwiGLU
+from .layers import GatedMLP, GroupedQueryAttention, RMSNorm
 from .noise import token_dropout
 
 Batch = Mapping[str, jax.Array]
@@ -84,6 +85,21 @@ class LayerSizes(Protocol):
     @property
     def dropout(self) -> float:
         """Rate of dropout."""
+        ...
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normalised."""
+        ...
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        ...
+
+    @property
+    def activation(self) -> str:
+        """What the gated MLP applies to its gate."""
         ...
 
     @property
@@ -159,7 +175,7 @@ def check_layers(sizes: LayerSizes, anchor: str, turned: int = 2) -> None:
 class LayerStack(nnx.Module):
     """All layers in one: parameters have a leading axis, and the scan computes one layer with its slice of them.
 
-    Each layer is x + attention(norm(x)), then x + mlp(norm(x)), with grouped-query attention, SwiGLU and RMSNorm.
+    Each layer is x + attention(norm(x)), then x + mlp(norm(x)), with grouped-query attention, a gated MLP and RMSNorm.
 
     Args:
         sizes: sizes and choices.
@@ -179,10 +195,12 @@ class LayerStack(nnx.Module):
             kind=sizes.attention,
             output_scale=output_scale,
             stack=stack,
+            bias=sizes.qkv_bias,
+            qk_epsilon=sizes.norm_epsilon if sizes.qk_norm else None,
             rngs=rngs,
         )
         self.mlp_norm = RMSNorm(sizes.embed, sizes.norm_epsilon, stack=stack)
-        self.mlp = SwiGLU(sizes.embed, sizes.mlp, output_scale=output_scale, stack=stack, rngs=rngs)
+        self.mlp = GatedMLP(sizes.embed, sizes.mlp, output_scale=output_scale, activation=sizes.activation, stack=stack, rngs=rngs)
         self.dropout = sizes.dropout
         self.count = sizes.layers
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -20,6 +21,15 @@ from safetensors.numpy import save_file
 from ..errors import CheckpointError
 
 TOKENIZER_KEY = "tokenizer_fingerprint"
+
+Source = str | tuple[str | None, str] | None
+"""A file or folder of weights, or that and a path prefix in it; None: nothing."""
+
+
+def weights_below(prefix: str, config: object) -> dict[str, Source]:
+    """The initial weights that a model's configuration names (see `HuggingFace`), where the model is at `prefix` inside another."""
+    own = getattr(config, "initial_weights", None)
+    return {f"{prefix}/{path}".strip("/"): source for path, source in own.items()} if isinstance(own, Mapping) else {}
 
 
 class StoredArray:
@@ -75,6 +85,26 @@ class WeightFile:
         return {name[len(start) :]: StoredArray(self._file.get_slice(name)) for name in names}
 
 
+def placed(value: Any, dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Puts an array of a file on devices; each slice is read once, however many of this process's devices want it.
+
+    Args:
+        value: has a `shape`, and reads what a tuple of slices names.
+        dtype: of the array on the devices.
+        sharding: which device gets what.
+    """
+    held: dict[tuple[tuple[int, int, int], ...], np.ndarray] = {}
+    shape = tuple(value.shape)
+
+    def read(index: Any) -> np.ndarray:
+        place = tuple(part.indices(size) for part, size in zip(index, shape, strict=True))
+        if place not in held:
+            held[place] = np.asarray(value[index]).astype(dtype)
+        return held[place]
+
+    return jax.make_array_from_callback(shape, sharding, read, dtype=dtype)
+
+
 def save_weights(path: Path, arrays: Mapping[str, np.ndarray], *, tokenizer: str | None = None, dtype: str | None = None) -> None:
     """Writes parameters to a safetensors file, atomically, with the permissions that new files have.
 
@@ -89,11 +119,22 @@ def save_weights(path: Path, arrays: Mapping[str, np.ndarray], *, tokenizer: str
     for name, array in arrays.items():
         convert = dtype is not None and jnp.issubdtype(array.dtype, jnp.floating)
         kept[name] = np.ascontiguousarray(array.astype(jnp.dtype(dtype)) if convert else array)
+    write_tensors(path, kept, {TOKENIZER_KEY: tokenizer} if tokenizer else None)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None) -> None:
+    """Writes a safetensors file, atomically, with the permissions that new files have.
+
+    Args:
+        path: of the file.
+        tensors: name -> value, contiguous.
+        metadata: of the file.
+    """
     unfinished = path.with_name(path.name + ".unfinished")
     # The library's files are for their owner alone; an ordinary new file shows what the umask allows.
     unfinished.unlink(missing_ok=True)
     unfinished.touch()
     permissions = unfinished.stat().st_mode & 0o777
-    save_file(kept, unfinished, metadata={TOKENIZER_KEY: tokenizer} if tokenizer else None)
+    save_file(dict(tensors), unfinished, metadata=metadata)
     unfinished.chmod(permissions)
     os.replace(unfinished, path)

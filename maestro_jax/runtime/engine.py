@@ -24,7 +24,7 @@ from .dispatcher import Dispatcher, InFlight
 from .feeds import PreparedStep, Window
 from .plan import Plan
 from .snapshot import Snapshot, flat, optimizer_of, take_snapshot
-from .state import Arrays, SectionState, initial_values, make_states, whole, zeros
+from .state import Arrays, Reading, SectionState, initial_values, make_states, whole, zeros
 from .update import make_shares
 from .watchdog import Standing
 
@@ -124,6 +124,7 @@ class Engine:
         saved: parameters and optimizer state that go on, on the plan's shardings; seed and given are not used then.
         standing: told where this process stands.
         adaptive: whether replicas may overtake what waits for its inputs; one process only.
+        reading: called after each part of `given` that was read.
     """
 
     def __init__(
@@ -136,11 +137,13 @@ class Engine:
         saved: Snapshot | None = None,
         standing: Standing | None = None,
         adaptive: bool = False,
+        reading: Reading | None = None,
     ) -> None:
         self.debug, self.adaptive, self._number = debug, adaptive, 0
         self.compiled, self.plan = compiled, compiled.plan
         if saved is None:
-            values = {n: initial_values(s, compiled.arguments[n], seed, (given or {}).get(n, {})) for n, s in self.plan.local.items()}
+            arguments = compiled.arguments
+            values = {n: initial_values(s, arguments[n], seed, (given or {}).get(n, {}), reading) for n, s in self.plan.local.items()}
             self.states = make_states(compiled, values)
         else:
             parts = {n: (saved.trained.get(n, {}).get("parameters", {}), saved.frozen.get(n, {})) for n in self.plan.local}

@@ -8,7 +8,7 @@ parameters for the replicas are handed out for one call and never kept outside; 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,11 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..meshes import put_whole, rewrapped
+from ..models.weights import placed
 from .arguments import REPLICATED, Arguments
 from .compile import Compiled
 from .plan import SectionPlan
 
 Arrays = dict[str, jax.Array]
+
+Reading = Callable[[str, int, int], None]
+"""Told of initial weights that were read: the section, how many parameters so far, and of how many."""
 
 
 class Holder:
@@ -114,7 +118,9 @@ class SectionState:
         return zeros(gradients), zeros(sums)
 
 
-def initial_values(section: SectionPlan, arguments: Arguments, seed: int, given: Mapping[str, Any]) -> Arrays:
+def initial_values(
+    section: SectionPlan, arguments: Arguments, seed: int, given: Mapping[str, Any], reading: Reading | None = None
+) -> Arrays:
     """Makes the initial parameters of a section.
 
     Args:
@@ -122,6 +128,7 @@ def initial_values(section: SectionPlan, arguments: Arguments, seed: int, given:
         arguments: its shapes and shardings.
         seed: of the run; values do not depend on devices, replicas or axes.
         given: path -> numpy-like array with `shape` and slicing, for parameters that come from files.
+        reading: called after each parameter that was read.
 
     Returns:
         path -> array; updated ones as float32 master copies spread over replicas, frozen ones in compute precision.
@@ -143,13 +150,10 @@ def initial_values(section: SectionPlan, arguments: Arguments, seed: int, given:
         wanted = {p: s for p, s in shardings.items() if p not in given}
         with jax.set_mesh(section.submesh.mesh):
             made = jax.jit(init, out_shardings=wanted)()
-    for path, value in given.items():
-        dtype = shapes[path].dtype
-
-        def read(index: Any, value: Any = value, dtype: Any = dtype) -> np.ndarray:
-            return np.asarray(value[index]).astype(dtype)
-
-        made[path] = jax.make_array_from_callback(tuple(value.shape), shardings[path], read, dtype=dtype)
+    for number, (path, value) in enumerate(given.items(), start=1):
+        made[path] = placed(value, shapes[path].dtype, shardings[path])
+        if reading is not None:
+            reading(section.section.name, number, len(given))
     return made
 
 

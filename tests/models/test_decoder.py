@@ -59,6 +59,19 @@ def test_paths_shapes_and_names_of_parameters() -> None:
     assert {str(value.dtype) for value in params.values()} == {"float32"}
 
 
+def test_norms_of_queries_and_keys_and_biases_are_parameters_of_each_layer() -> None:
+    params, names, _ = parts(dataclasses.replace(TINY, qk_norm=True, qkv_bias=True))
+    more = {path: (value.shape, names[path]) for path, value in params.items() if path not in parts(TINY)[0]}
+    assert more == {
+        "layers/attention/query_norm/scale": ((2, 4), ("layers", "head_dim")),
+        "layers/attention/key_norm/scale": ((2, 4), ("layers", "head_dim")),
+        "layers/attention/query_bias": ((2, 4, 4), ("layers", "heads", "head_dim")),
+        "layers/attention/key_bias": ((2, 2, 4), ("layers", "kv_heads", "head_dim")),
+        "layers/attention/value_bias": ((2, 2, 4), ("layers", "kv_heads", "head_dim")),
+    }
+    assert float(jnp.max(jnp.abs(params["layers/attention/query_bias"]))) == 0.0
+
+
 def test_a_decoder_without_objective_has_no_head_and_gives_hidden_states_alone() -> None:
     params, _, apply = parts(dataclasses.replace(TINY, objective="none"))
     assert "head/weight" not in params
@@ -142,9 +155,9 @@ def test_residuals_hold_no_second_copy_of_a_weight() -> None:
         assert copies(lambda p: apply(p, batch)["cross_entropy"], params, path) == 0, path
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_tensor_and_fsdp_axes_give_equal_results_and_never_gather(tied: bool) -> None:
-    params, names, apply = parts(dataclasses.replace(TINY, tied=tied, dropout=0.1))
+@pytest.mark.parametrize("changes", [{}, {"tied": True}, {"qk_norm": True, "qkv_bias": True}])
+def test_tensor_and_fsdp_axes_give_equal_results_and_never_gather(changes: dict[str, Any]) -> None:
+    params, names, apply = parts(dataclasses.replace(TINY, dropout=0.1, **changes))
     batch = pack([[1, 2, 0], [3], [4], [0, 0, 0]], 20) | {"key": jnp.array([5, 6], jnp.uint32)}
     both = jax.value_and_grad(lambda p, b: (lambda o: (o["cross_entropy"], o["accuracy"]))(apply(p, b)), has_aux=True)
     wanted = jax.device_get(jax.jit(both)(params, batch))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from maestro_jax.models.layers import GroupedQueryAttention, RMSNorm, SwiGLU, VocabularyTable, project, rotary_angles, rotate
+from maestro_jax.models.layers import GatedMLP, GroupedQueryAttention, RMSNorm, VocabularyTable, project, rotary_angles, rotate
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
@@ -56,7 +56,7 @@ def test_project_contracts_several_axes() -> None:
 
 
 def test_swiglu_is_the_gated_product() -> None:
-    mlp = SwiGLU(6, 10, output_scale=1.0, rngs=nnx.Rngs(0))
+    mlp = GatedMLP(6, 10, output_scale=1.0, rngs=nnx.Rngs(0))
     x = normal(0, 2, 3, 6)
     gate = x @ mlp.gate[...]
     np.testing.assert_allclose(mlp(x), (gate / (1 + jnp.exp(-gate)) * (x @ mlp.up[...])) @ mlp.down[...], atol=1e-5)

@@ -26,7 +26,7 @@ from maestro_jax.runtime.startup import exercise
 ROUNDS = 250
 IN_FLIGHT = 25
 LOOPS = 100_000
-WARM, LARGE = 5, 25
+WARM, LARGE = 5, 75
 
 LAYOUTS: dict[str, tuple[str, str, str]] = {
     "three to two": ("a0 a1 b0", "b1 c0", "float32"),

@@ -124,7 +124,15 @@ def test_another_plan_gets_the_same_bits(checkpoints: Checkpoints) -> None:
     assert engine.step(second.preparer.prepare(text_samples(6), 3)).read(second.objectives())["applied"] == 1
 
 
-def test_arrays_may_be_donated_as_soon_as_save_returns(checkpoints: Checkpoints) -> None:
+def test_arrays_may_be_donated_as_soon_as_save_returns(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = checkpoint.write_pieces
+
+    def slowly(*args: Any) -> Any:
+        # Or a loaded machine might write before the next step has been run.
+        time.sleep(0.2)
+        return write(*args)
+
+    monkeypatch.setattr(checkpoint, "write_pieces", slowly)
     setup = trained(build(chain(width=512), optimizer=optax.adam(0.1)), 1)
     prepared = [setup.preparer.prepare(text_samples(6, seed=step), step) for step in range(6)]
     wanted = snapshot_shapes(setup.engine.plan, setup.engine.compiled.optimizers)

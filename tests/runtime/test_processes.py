@@ -35,6 +35,9 @@ RUNS = [
 ]
 """A graph or shipped config, numbers of processes and of their devices, and bindings."""
 
+IDLE = {("omni", 8): 2}
+"""Graph and number of processes -> those that have no device of the plan, and take part all the same."""
+
 COUNTING = "accuracy"
 """How names end of metrics that count tokens: one more may be right by the last bit."""
 
@@ -88,7 +91,8 @@ def test_gradients_losses_and_evaluations_are_those_of_one_process(
         for mine, theirs in zip([*process["steps"], process["evaluation"]], [*wanted["steps"], wanted["evaluation"]], strict=True):
             assert smooth(mine) == pytest.approx(smooth(theirs), rel=1e-5, nan_ok=True)
     # The layout is the one that the test is about.
-    assert len({n for processes_of in found[0]["sections"].values() for n in processes_of}) == processes
+    busy = {n for processes_of in found[0]["sections"].values() for n in processes_of}
+    assert len(busy) == processes - IDLE.get((graph, processes), 0)
     # All that was offered was fetched, once, and nothing is left of it.
     offered, fetched = (sorted(each for process in found for each in process[kind]) for kind in ("offer", "fetch"))
     assert offered == fetched

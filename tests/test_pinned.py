@@ -141,7 +141,7 @@ def test_the_command_compares_ways_that_train_alike(tmp_path: Path) -> None:
         "-m",
         "benchmarks.pinned",
         "--quick",
-        "--only=multimodal/wavefront,multimodal/one_largest",
+        "--only=multimodal/wavefront,multimodal/shared,multimodal/one_largest",
         f"--results={page}",
     ]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=900)

@@ -34,7 +34,7 @@ def load_for(compiled: Any, source: Sequence[Any], target: Sequence[Any], exampl
         several CPU devices, in which collectives of a loaded program may wait for each other for ever.
     """
     if len(source) > 1 and source[0].platform == "cpu":
-        # Its devices do not wait for each other in one order any more, and XLA ends the process (seen with jaxlib 0.10.2).
+        # Not all devices came to a collective of a loaded program, and XLA ended the process (jaxlib 0.10.2; why is not known).
         return None
     try:
         twin = _twin(compiled, source, target)

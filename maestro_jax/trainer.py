@@ -258,28 +258,29 @@ class Trainer:
         said |= {name: value for name, (value, _) in settings_of(config_text).items()}
         plan.group.agreed("settings", said, "their settings, plan and versions")
 
-    def start(
-        self,
-        setup: Setup | None = None,
-        progress: Progress | None = None,
-        resumed: Resumed | None = None,
-        standing: Standing | None = None,
-        reading: Reading | None = None,
-    ) -> Run:
+    def start(self, setup: Setup | None = None, progress: Progress | None = None) -> Run:
         """Compiles every program and makes the initial state.
 
         Args:
             setup: what `setup` returned; None calls it.
             progress: called after each compiled program.
-            resumed: what to go on from; None begins at step 0.
-            standing: told where this process stands, for a `Watchdog`.
-            reading: called after each part of the initial weights that was read.
 
         Raises:
             MaestroError: as `setup`.
         """
         setup = setup if setup is not None else self.setup()
         self._agree(setup.plan)
+        return self._started(setup, progress)
+
+    def _started(
+        self,
+        setup: Setup,
+        progress: Progress | None = None,
+        reading: Reading | None = None,
+        standing: Standing | None = None,
+        resumed: Resumed | None = None,
+    ) -> Run:
+        """Starts a run when the processes have agreed; it goes on from what is resumed."""
         if self.compile_cache is not None:
             keep_programs(Path(self.compile_cache).expanduser())
         evaluation = bool(setup.dataset.heldout) and self.evaluate_batches != 0
@@ -393,7 +394,7 @@ class Trainer:
             stack.enter_context(Watchdog(group, standing))
             self._agree(setup.plan, config_text)
             if folder is None:
-                run = self.start(setup, screen.compiling, standing=standing, reading=screen.reading)
+                run = self._started(setup, screen.compiling, screen.reading, standing)
                 self._before_training(run, screen, verify_step)
                 Training(run, screen).fit()
                 return run
@@ -419,7 +420,7 @@ class Trainer:
             if self.metrics is not None and files is not None:
                 writer = self.metrics.open(files.path, step=step, config_text=config_text)
                 stack.callback(writer.close)
-            run = self.start(setup, screen.compiling, resumed, standing, screen.reading)
+            run = self._started(setup, screen.compiling, screen.reading, standing, resumed)
             uses = self._before_training(run, screen, verify_step)
             if going and files is not None:
                 files.write_plan(plan + memory_text(uses))

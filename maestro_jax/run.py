@@ -17,7 +17,7 @@ import numpy as np
 from .data import Batches, Dataset
 from .data.batches import heldout_places
 from .errors import ConfigError, set_by
-from .final_weights import save_section
+from .final_weights import save_sections
 from .initial_weights import as_given
 from .record import Record
 from .runtime import Engine, Preparer, StepReport, Window
@@ -268,8 +268,8 @@ class Run:
     def save(self, folder: Path | str, parameters: Callable[[str], Mapping[str, np.ndarray]] | None = None) -> list[Path]:
         """Writes the parameters of every section that was trained, in the trainer's `save_dtype`.
 
-        A model that came from a folder of Hugging Face goes into such a folder, `folder/SECTION`; everything else that was trained into
-        `folder/SECTION.safetensors`.
+        A model that came from a folder of Hugging Face goes into such a folder, `folder/SECTION` (`folder/SECTION_SECTION`, where sections
+        hold parts of one model); everything else that was trained into `folder/SECTION.safetensors`.
 
         What is frozen in them and came from a file is as in that file.
 
@@ -281,12 +281,15 @@ class Run:
             The files and folders.
         """
         read = parameters or self.engine.parameters
-        written = []
-        for name in self.engine.compiled.trained:
-            section, tokenizer = self.trainer.graph[name], self.dataset.tokenizer_fingerprint
-            values = as_given(read(name), self._given.get(name, {}))
-            written += save_section(Path(folder), section, values, tokenizer, self.trainer.save_dtype, self.trainer.save_shard_bytes)
-        return written
+        trainer = self.trainer
+        return save_sections(
+            Path(folder),
+            [trainer.graph[name] for name in self.engine.compiled.trained],
+            lambda name: as_given(read(name), self._given.get(name, {})),
+            self.dataset.tokenizer_fingerprint,
+            trainer.save_dtype,
+            trainer.save_shard_bytes,
+        )
 
     def bad_samples(self, step: int) -> list[BadSample]:
         """Returns, once, the samples of a step (counted from 1; 0: of the last evaluation) that were left out, and why."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import llama, qwen2, qwen3
+from . import llama, qwen2, qwen2_5_vl, qwen3
 from .family import ConfigReader, Family, Part, families, register_family
 from .folder import Folder
 from .layout import Tensor
@@ -20,6 +20,7 @@ __all__ = [
     "llama",
     "load",
     "qwen2",
+    "qwen2_5_vl",
     "qwen3",
     "register_family",
     "save",

@@ -23,8 +23,14 @@ ACTIVATIONS: Mapping[str, str] = {
 """`hidden_act` -> `Decoder.activation`."""
 
 
-def decoder_fields(reader: ConfigReader) -> dict[str, Any]:
+def decoder_fields(reader: ConfigReader, *, theta: float = 10000.0, epsilon: float = 1e-6, sections: bool = False) -> dict[str, Any]:
     """Reads what all such decoders have in common.
+
+    Args:
+        reader: of the file, or of the object in it that describes the decoder.
+        theta: base of rotary positions where nothing is said.
+        epsilon: of the norms where nothing is said.
+        sections: whether rotary positions have three dimensions.
 
     Returns:
         Fields of `Decoder`.
@@ -44,25 +50,36 @@ def decoder_fields(reader: ConfigReader) -> dict[str, Any]:
         "kv_heads": reader.take("num_key_value_heads", int, heads),
         "head_dim": reader.take("head_dim", int, embed // heads),
         "mlp": reader.take("intermediate_size", int),
-        "norm_epsilon": reader.take("rms_norm_eps", float, 1e-6),
+        "norm_epsilon": reader.take("rms_norm_eps", float, epsilon),
         "tied": reader.take("tie_word_embeddings", bool, False),
         "activation": ACTIVATIONS.get(activation, "silu"),
-        **rope_fields(reader),
+        **rope_fields(reader, theta, sections),
     }
 
 
-def rope_fields(reader: ConfigReader) -> dict[str, Any]:
+def rope_fields(reader: ConfigReader, theta: float, sections: bool) -> dict[str, Any]:
     """Reads base and scaling of rotary positions: `rope_theta` and `rope_scaling`, or `rope_parameters` as newer files have it.
 
+    Args:
+        reader: of the object with these keys.
+        theta: base where nothing is said.
+        sections: whether positions have three dimensions.
+
     Returns:
-        "rope_theta" and "rope_scaling" of `Decoder`.
+        "rope_theta", "rope_scaling" and "rope_sections" of `Decoder`.
     """
-    theta = reader.take("rope_theta", float, 10000.0)
+    theta = reader.take("rope_theta", float, theta)
     older, newer = reader.take("rope_scaling", dict, {}), reader.take("rope_parameters", dict, {})
     rope = ConfigReader({**older, **newer}, reader.path, reader.set_by)
     theta = rope.take("rope_theta", float, theta)
     kind = rope.take("rope_type", str, rope.take("type", str, "default"))
     rope.only("partial_rotary_factor", 1)
+    parts = tuple(rope.take("mrope_section", list)) if sections else ()
+    if sections:
+        if len(parts) != 3 or not all(type(part) is int and part > 0 for part in parts):
+            rope.refuse(f"mrope_section = {list(parts)}: three numbers are needed, for time, rows and columns")
+        # Older files call unscaled positions in three dimensions a type of their own.
+        kind = "default" if kind == "mrope" else kind
     scaling = None
     if kind in _SCALINGS:
         scaling = _SCALINGS[kind](rope, reader.values.get("max_position_embeddings"))
@@ -71,7 +88,7 @@ def rope_fields(reader: ConfigReader) -> dict[str, Any]:
     unread = [f"{key} = {rope.values[key]!r}: not known of rope_type {kind!r}" for key in sorted(set(rope.values) - rope.read)]
     for problem in (*rope.problems, *unread):
         reader.refuse(f"rotary positions: {problem}")
-    return {"rope_theta": theta, "rope_scaling": scaling}
+    return {"rope_theta": theta, "rope_scaling": scaling, "rope_sections": parts}
 
 
 def _linear(rope: ConfigReader, longest: Any) -> LinearScaling:

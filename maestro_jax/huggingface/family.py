@@ -39,6 +39,13 @@ class ConfigReader:
         self.values, self.path, self.set_by = values, path, set_by
         self.read: set[str] = set()
         self.problems: list[str] = []
+        self._inside: dict[str, ConfigReader] = {}
+
+    def inside(self, key: str) -> ConfigReader:
+        """Returns what reads the object of a key, such as that of one of several models; `close` closes it as well."""
+        if key not in self._inside:
+            self._inside[key] = ConfigReader(self.take(key, dict, {}), self.path, self.set_by)
+        return self._inside[key]
 
     def take(self, key: str, kind: type, default: Any = ...) -> Any:
         """Returns the value of a key.
@@ -84,8 +91,7 @@ class ConfigReader:
         Raises:
             ConfigError: lists all of them.
         """
-        unknown = sorted(set(self.values) - self.read - HARMLESS)
-        problems = [*self.problems, *(f"{key} = {_short(self.values[key])}: not known of {known!r}" for key in unknown)]
+        problems = self._found(known)
         if problems:
             raise ConfigError(
                 f"{self.path} describes a model that is not implemented.",
@@ -95,6 +101,12 @@ class ConfigReader:
                 fix="use a checkpoint without these; a key that changes nothing belongs into HARMLESS of huggingface/family.py",
                 anchor="model-not-implemented",
             )
+
+    def _found(self, known: str) -> list[str]:
+        """All problems, those of objects inside with the key of the object."""
+        unknown = sorted(set(self.values) - self.read - HARMLESS)
+        found = [*self.problems, *(f"{key} = {_short(self.values[key])}: not known of {known!r}" for key in unknown)]
+        return found + [f"{key}: {problem}" for key, reader in self._inside.items() for problem in reader._found(known)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 A layout is written as in einops: `"(H K) D -> D H K"` says that the tensor has heads and their features in one axis before the width, and
 that the parameter has the width first, then heads, then features. Letters stand for sizes of the model. Parameters of layers have the
-layers as a first axis, which a tensor's name tells by `{layer}`.
+layers as a first axis, which a tensor's name tells by `{layer}`. An axis of the parameter may be made of several letters too. A digit, as
+in `"(3 H K) D -> D H K"`, says that the tensor is so many parameters one behind another, of which this is the `piece`-th.
 
 Only what is asked for is read: a slice of a parameter becomes a slice of each tensor, in each layer that it covers.
 """
@@ -35,6 +36,7 @@ class Tensor:
         name: of the tensor; `{layer}` stands for the number of a layer.
         path: of the parameter.
         axes: the axes of the tensor, `->`, and those of the parameter without that of layers; one side where both are equal.
+        piece: which of the parameters it is that lie in the tensor one behind another, from 0; a digit in `axes` counts them.
 
     >>> query = Tensor("layers.{layer}.q_proj.weight", "layers/attention/query", "(H K) D -> D H K")
     >>> sizes = {"layers": 2, "H": 4, "K": 8, "D": 16}
@@ -47,6 +49,7 @@ class Tensor:
     name: str
     path: str
     axes: str
+    piece: int = 0
 
     @property
     def stacked(self) -> bool:
@@ -56,13 +59,12 @@ class Tensor:
     @functools.cached_property
     def outside(self) -> tuple[tuple[str, ...], ...]:
         """The axes of the tensor, each made of one letter or several."""
-        left = self.axes.partition("->")[0]
-        return tuple(tuple((group or letter).split()) for group, letter in re.findall(r"\(([^)]*)\)|(\w+)", left))
+        return _grouped(self.axes.partition("->")[0])
 
     @functools.cached_property
-    def inside(self) -> tuple[str, ...]:
-        """The axes of the parameter, without that of layers."""
-        return tuple((self.axes.partition("->")[2] or self.axes).split())
+    def inside(self) -> tuple[tuple[str, ...], ...]:
+        """The axes of the parameter, without that of layers, each made of one letter or several."""
+        return _grouped(self.axes.partition("->")[2] or self.axes)
 
     def names(self, sizes: Sizes) -> list[str]:
         """The names of all its tensors, layer by layer."""
@@ -70,11 +72,11 @@ class Tensor:
 
     def tensor_shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape of each tensor."""
-        return tuple(math.prod(sizes[letter] for letter in axis) for axis in self.outside)
+        return tuple(math.prod(_size(letter, sizes) for letter in axis) for axis in self.outside)
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape of the parameter."""
-        return ((sizes[LAYERS],) if self.stacked else ()) + tuple(sizes[letter] for letter in self.inside)
+        return ((sizes[LAYERS],) if self.stacked else ()) + tuple(math.prod(sizes[letter] for letter in axis) for axis in self.inside)
 
     def read(self, source: Any, sizes: Sizes, wanted: Sequence[range]) -> np.ndarray:
         """Reads a part of one tensor, as the parameter has it.
@@ -84,24 +86,45 @@ class Tensor:
             sizes: of the model.
             wanted: for each axis of the parameter (without that of layers), where the part lies.
         """
-        ranges = dict(zip(self.inside, wanted, strict=True))
-        cuts = [_covering(axis, sizes, ranges) for axis in self.outside]
+        # Of an axis of several letters all is read, as what is wanted need not be a block of them.
+        ranges = {
+            letter: part if len(axis) == 1 else range(sizes[letter])
+            for axis, part in zip(self.inside, wanted, strict=True)
+            for letter in axis
+        }
+        cuts = [_covering(axis, sizes, ranges, self.piece) for axis in self.outside]
         found = np.asarray(source[tuple(slice(start, stop) for start, stop, _ in cuts)])
         parts = [part for _, _, axis in cuts for part in axis]
         found = found.reshape([len(covered) for _, covered in parts])
+        # One of the parameters that lie one behind another was read.
+        found = found.squeeze(tuple(n for n, (letter, _) in enumerate(parts) if letter.isdigit()))
+        parts = [part for part in parts if not part[0].isdigit()]
         letters = [letter for letter, _ in parts]
-        found = found.transpose([letters.index(letter) for letter in self.inside])
+        found = found.transpose([letters.index(letter) for axis in self.inside for letter in axis])
         # An axis of several letters was read in whole runs of its last ones; the rest of what was read is cut off here.
         begins = {letter: covered.start for letter, covered in parts}
-        return found[tuple(slice(r.start - begins[a], r.stop - begins[a]) for a, r in zip(self.inside, wanted, strict=True))]
+        kept = tuple(slice(ranges[a].start - begins[a], ranges[a].stop - begins[a]) for axis in self.inside for a in axis)
+        found = found[kept].reshape([math.prod(len(ranges[letter]) for letter in axis) for axis in self.inside])
+        grouped = [slice(part.start, part.stop) if len(axis) > 1 else slice(None) for axis, part in zip(self.inside, wanted, strict=True)]
+        return found[tuple(grouped)]
 
     def written(self, values: np.ndarray, sizes: Sizes) -> np.ndarray:
-        """Returns a tensor, of the part of the parameter (without the axis of layers) that it is."""
-        letters = [letter for axis in self.outside for letter in axis]
-        return values.transpose([self.inside.index(letter) for letter in letters]).reshape(self.tensor_shape(sizes))
+        """Returns a tensor, or the piece of it, of the part of the parameter (without the axis of layers) that it is."""
+        inside = [letter for axis in self.inside for letter in axis]
+        letters = [letter for axis in self.outside for letter in axis if not letter.isdigit()]
+        shape = [math.prod(sizes[letter] for letter in axis if not letter.isdigit()) for axis in self.outside]
+        return values.reshape([sizes[a] for a in inside]).transpose([inside.index(letter) for letter in letters]).reshape(shape)
 
 
-def _covering(axis: Sequence[str], sizes: Sizes, ranges: Mapping[str, range]) -> tuple[int, int, list[tuple[str, range]]]:
+def _grouped(axes: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple((group or letter).split()) for group, letter in re.findall(r"\(([^)]*)\)|(\w+)", axes))
+
+
+def _size(letter: str, sizes: Sizes) -> int:
+    return int(letter) if letter.isdigit() else sizes[letter]
+
+
+def _covering(axis: Sequence[str], sizes: Sizes, ranges: Mapping[str, range], piece: int) -> tuple[int, int, list[tuple[str, range]]]:
     """The one run of an axis that covers a part, and what of each letter lies in it.
 
     Of the first letter, what is wanted; of the others all, unless a single value of each letter before them is wanted.
@@ -109,8 +132,10 @@ def _covering(axis: Sequence[str], sizes: Sizes, ranges: Mapping[str, range]) ->
     start, stop, covered = 0, 1, []
     whole = False
     for letter in axis:
-        part = range(sizes[letter]) if whole else ranges[letter]
-        start, stop = start * sizes[letter] + part.start, (stop - 1) * sizes[letter] + part.stop
+        size = _size(letter, sizes)
+        wanted = range(piece, piece + 1) if letter.isdigit() else ranges[letter]
+        part = range(size) if whole else wanted
+        start, stop = start * size + part.start, (stop - 1) * size + part.stop
         covered.append((letter, part))
         whole = whole or len(part) > 1
     return start, stop, covered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -96,12 +97,15 @@ def _tensors(source: Folder, arrays: Mapping[str, np.ndarray], dtype: str | None
         start = part + "/" if part else ""
         if any(start + tensor.path not in arrays for tensor in model.tensors):
             stored = stored or source.arrays()
-        for tensor in model.tensors:
-            values = arrays.get(start + tensor.path)
-            values = stored[start + tensor.path] if values is None else values
-            for place, name in enumerate(tensor.names(model.sizes)):
-                one = values[place : place + 1][0] if tensor.stacked else values[:]
-                value = np.ascontiguousarray(tensor.written(np.asarray(one), model.sizes))
+        # Parameters that lie in one tensor are neighbours in the list.
+        for _, together in itertools.groupby(model.tensors, lambda tensor: tensor.name):
+            pieces = [(tensor, arrays[path] if (path := start + tensor.path) in arrays else stored[path]) for tensor in together]
+            for place, name in enumerate(pieces[0][0].names(model.sizes)):
+                written = []
+                for tensor, values in pieces:
+                    one = values[place : place + 1][0] if tensor.stacked else values[:]
+                    written.append(tensor.written(np.asarray(one), model.sizes))
+                value = np.ascontiguousarray(np.concatenate(written) if len(written) > 1 else written[0])
                 convert = dtype is not None and jnp.issubdtype(value.dtype, jnp.floating)
                 yield name, value.astype(jnp.dtype(dtype)) if convert else value
 

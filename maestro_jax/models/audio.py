@@ -36,10 +36,12 @@ class AudioEncoder(EncoderSizes):
         kernel: frames that the first convolution looks at, odd.
         width: width of the rows that come out, usually the LLM's embed; None leaves out the projector: rows are `embed` wide.
         projector_mlp: width inside the projector; `embed` when not given.
+        projector_activation: of the projector: "gelu", or "gelu_tanh", which approximates it.
         head_dim: features of a head, even; embed // heads when not given.
         rope_theta: base of the rotary wave lengths.
         norm_epsilon: added to the mean square in the norms.
         dropout: rate after the convolutions, attention and MLP; noise belongs to a row, wherever it is computed.
+        biases: add biases to all maps of the layers and of the projector.
         attention: registered kind of attention.
 
     Raises:

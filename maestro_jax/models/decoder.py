@@ -21,6 +21,9 @@ from .layers import ACTIVATIONS, RMSNorm, VocabularyTable, rotary_angles
 from .rope import RopeScaling
 from .stack import EMBEDDING, Batch, LayerStack, batch_dropout, check_layers, check_positive, refuse_size
 
+ROPE_POSITIONS = "rope_positions"
+"""Item array int32 [units, 3]: time, row and column, for rotary positions in three dimensions."""
+
 
 @configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,8 @@ class Decoder:
         head_dim: features of a head, even; embed // heads when not given.
         mlp: width inside the gated MLP.
         rope_theta: base of the rotary wave lengths.
+        rope_sections: pairs of features that turn by time, row and column, as in Qwen2.5-VL; positions are then those of the item array
+            "rope_positions", where the data has it. (): all turn by the place in the text.
         rope_scaling: LinearScaling(), Llama3Scaling() or YarnScaling(), for longer texts than the model was first trained on; None: none.
         norm_epsilon: added to the mean square in the norms.
         qk_norm: normalise the queries and keys of each head, as Qwen3 does.
@@ -69,6 +74,7 @@ class Decoder:
     mlp: int
     head_dim: int | None = None
     rope_theta: float = 10000.0
+    rope_sections: tuple[int, ...] = ()
     rope_scaling: Any = None
     norm_epsilon: float = 1e-6
     qk_norm: bool = False
@@ -88,15 +94,22 @@ class Decoder:
         if self.objective not in ("next_token", "none"):
             fix = "'none' suits a model that only feeds others, such as a teacher"
             refuse_size(self, "objective", "'next_token' or 'none'", fix, "decoder-shape")
-
         if self.activation not in ACTIVATIONS:
             refuse_size(self, "activation", f"one of {', '.join(ACTIVATIONS)}", "silu is what Llama and Qwen use", "decoder-shape")
+        if self.rope_sections and sum(self.rope_sections) != self.head_size // 2:
+            wanted = f"numbers that add up to half of a head's features, {self.head_size // 2}"
+            refuse_size(self, "rope_sections", wanted, "take them from the config.json of the model", "decoder-shape")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
             wanted, fix = (
                 "LinearScaling(), Llama3Scaling(), YarnScaling(), or None",
                 "in a config file write @YarnScaling(), with parentheses",
             )
             refuse_size(self, "rope_scaling", wanted, fix, "decoder-shape")
+
+    @property
+    def biases(self) -> bool:
+        """Outputs of attention and maps of the MLP have none."""
+        return False
 
     @property
     def head_size(self) -> int:
@@ -134,7 +147,8 @@ class DecoderModule(nnx.Module):
 
         Args:
             batch: "tokens", "segment_ids", "positions" int32 and "sample_ids" uint32, all [R, L]; for the loss also
-                "targets" int32 and "loss_mask" float32; "key" uint32[2] while training with dropout.
+                "targets" int32 and "loss_mask" float32; "key" uint32[2] while training with dropout; with rope_sections,
+                "rope_positions" int32 [R, L, 3], which text alone may leave out.
 
         Returns:
             "hidden" [R, L, D] after the final norm; for the loss also "cross_entropy" (nats) and "accuracy", float32
@@ -181,5 +195,11 @@ class DecoderModule(nnx.Module):
         """
         config = self.config
         x_RLD = batch_dropout(x_RLD, config.dropout, batch, 0, EMBEDDING)
-        angles = rotary_angles(batch["positions"], config.head_size, config.rope_theta, config.rope_scaling)
+        angles = rotary_angles(self._rope_positions(batch), config.head_size, config.rope_theta, config.rope_scaling, config.rope_sections)
         return self.final_norm(self.layers(x_RLD, batch, angles, batch["positions"]))
+
+    def _rope_positions(self, batch: Batch) -> jax.Array:
+        """[R, L] for text that turns by its place alone, [R, L, dimensions] where the data says more."""
+        if self.config.rope_sections and ROPE_POSITIONS in batch:
+            return batch[ROPE_POSITIONS]
+        return batch["positions"]

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 import jax
 from flax import nnx
 
 from ..config import check_fields
 from ..errors import ConfigError, set_by
-from .layers import Names, RMSNorm, parameter, project
+from .layers import Names, RMSNorm, parameter, project, value_of
 from .projector import Projector
-from .stack import Angles, Batch, LayerStack, check_layers, check_positive
+from .stack import Angles, Batch, LayerStack, Windows, check_layers, check_positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,10 +33,12 @@ class EncoderSizes:
         mlp: width inside the gated MLP.
         width: width of the rows that come out, usually the LLM's embed; None leaves out the projector.
         projector_mlp: width inside the projector; that of its input when not given.
+        projector_activation: of the projector: "gelu", or "gelu_tanh", which approximates it.
         head_dim: features of a head; embed // heads when not given.
         rope_theta: base of the rotary wave lengths.
         norm_epsilon: added to the mean square in the norms.
         dropout: rate after attention and MLP.
+        biases: add biases to all maps of the layers and of the projector.
         attention: registered kind of attention.
 
     Raises:
@@ -48,10 +51,12 @@ class EncoderSizes:
     mlp: int
     width: int | None = None
     projector_mlp: int | None = None
+    projector_activation: Literal["gelu", "gelu_tanh"] = "gelu_tanh"
     head_dim: int | None = None
     rope_theta: float = 10000.0
     norm_epsilon: float = 1e-6
     dropout: float = 0.0
+    biases: bool = False
     attention: str = "dense"
 
     def __post_init__(self) -> None:
@@ -76,8 +81,8 @@ class EncoderSizes:
 
     @property
     def qkv_bias(self) -> bool:
-        """There are no biases."""
-        return False
+        """Queries, keys and values have biases where all maps do."""
+        return self.biases
 
     @property
     def activation(self) -> str:
@@ -104,47 +109,55 @@ class EncoderModule(nnx.Module):
         self.final_norm = RMSNorm(config.embed, config.norm_epsilon)
         self.merge = merge
         if config.width is not None:
-            sizes = Projector(embed=merge * config.embed, width=config.width, mlp=config.projector_mlp)
+            sizes = Projector(
+                embed=merge * config.embed,
+                width=config.width,
+                mlp=config.projector_mlp,
+                bias=config.biases,
+                activation=config.projector_activation,
+            )
             self.projector = sizes(rngs)
 
-    def encode(self, x_RLD: jax.Array, batch: Batch, angles: Angles) -> jax.Array:
+    def encode(self, x_RLD: jax.Array, batch: Batch, angles: Angles, windows: Windows | None = None) -> jax.Array:
         """Runs everything but the embedding.
 
         Args:
             x_RLD: embeddings.
             batch: "segment_ids", and what dropout needs.
             angles: of the rotation of queries and keys.
+            windows: of attention, where not every layer sees whole items.
 
         Returns:
             [R, T, W]; without a projector, W = m * D, the last hidden states of m units side by side.
         """
-        hidden_RLD = self.final_norm(self.layers(x_RLD, batch, angles, None))
+        hidden_RLD = self.final_norm(self.layers(x_RLD, batch, angles, None, windows))
         rows, length, embed = hidden_RLD.shape
         rows_RTW = hidden_RLD.reshape(rows, length // self.merge, self.merge * embed)
         return self.projector(rows_RTW) if hasattr(self, "projector") else rows_RTW
 
 
 class Embedding(nnx.Module):
-    """A linear map of numbers to embeddings, with a bias.
+    """A linear map of numbers to embeddings.
 
     Args:
         shape: of what comes in, for example (P,), or (K, C) for K neighbours with C channels each.
         names: logical names of these dimensions.
         embed: D.
+        bias: whether it has a bias.
         rngs: source of the keys.
     """
 
-    def __init__(self, shape: tuple[int, ...], names: Names, embed: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, shape: tuple[int, ...], names: Names, embed: int, *, bias: bool = True, rngs: nnx.Rngs) -> None:
         # A name stands once in a parameter, as a mesh axis can split one of its dimensions.
         self.weight = parameter(rngs, (*shape, embed), (*names, None if "embed" in names else "embed"), 1 / math.sqrt(math.prod(shape)))
         # Not zero: a blank patch would have no direction at all, and the first norm a gradient of 1 / sqrt(epsilon).
-        self.bias = parameter(rngs, (embed,), ("embed",), 0.1)
+        if bias:
+            self.bias = parameter(rngs, (embed,), ("embed",), 0.1)
 
     def __call__(self, x_RLP: jax.Array) -> jax.Array:
         """Returns [R, L, D] in the dtype of the parameters, from [R, L, *shape] of any float dtype."""
         weight = self.weight[...]
-        y_RLD = project(x_RLP.astype(weight.dtype), weight, contracted=weight.ndim - 1)
-        return y_RLD + self.bias[...][None, None, :]
+        return project(x_RLP.astype(weight.dtype), weight, contracted=weight.ndim - 1, bias=value_of(self, "bias"))
 
 
 def check_width(config: object, field: str, array: jax.Array, width: int) -> None:

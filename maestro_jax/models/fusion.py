@@ -18,7 +18,7 @@ from flax import nnx
 
 from ..config import check_fields, configurable
 from ..errors import ConfigError, did_you_mean, set_by
-from .decoder import Decoder
+from .decoder import ROPE_POSITIONS, Decoder
 from .heads import masked_sums
 from .projector import Projector
 from .stack import Batch, check_positive
@@ -197,7 +197,11 @@ class MultimodalModule(nnx.Module):
                 fix="let Section.inputs and Multimodal.inputs name the same inputs",
                 anchor="multimodal-names",
             )
-        wanted = {f"{name}_rows": "inputs" for name in config.inputs} | {mask: "objectives" for _, mask in config.objectives.values()}
+        wanted = {f"{name}_rows": "inputs" for name in config.inputs}
+        if config.inputs and getattr(getattr(self.decoder, "config", None), "rope_sections", ()):
+            # Text alone may do without; rows of an image without their places would be read as a line of words.
+            wanted[ROPE_POSITIONS] = "decoder"
+        wanted |= {mask: "objectives" for _, mask in config.objectives.values()}
         for array, field in wanted.items():
             if array not in batch:
                 raise ConfigError(

@@ -66,8 +66,8 @@ class VocabularyTable(nnx.Module):
         self.weight = parameter(rngs, (vocab_size, embed), ("vocab", "embed"), 0.02)
 
 
-def project(x: jax.Array, weight: jax.Array, contracted: int = 1) -> jax.Array:
-    """Contracts the last axes of activations with the first axes of a weight.
+def project(x: jax.Array, weight: jax.Array, contracted: int = 1, bias: jax.Array | None = None) -> jax.Array:
+    """Contracts the last axes of activations with the first axes of a weight, and adds a bias.
 
     The axes of tokens are flattened to one, so that the gradient of the weight contracts a single axis: a product with
     a transposed matrix, which libraries do in place. With [rows, length] kept apart, XLA on CPU copies activations
@@ -78,6 +78,7 @@ def project(x: jax.Array, weight: jax.Array, contracted: int = 1) -> jax.Array:
         x: [..., *inputs].
         weight: [*inputs, *outputs].
         contracted: number of axes in `inputs`.
+        bias: [*outputs], or None.
 
     Returns:
         [..., *outputs].
@@ -87,7 +88,15 @@ def project(x: jax.Array, weight: jax.Array, contracted: int = 1) -> jax.Array:
     """
     kept = x.ndim - contracted
     y = jnp.tensordot(x.reshape(-1, *x.shape[kept:]), weight, axes=contracted)
+    if bias is not None:
+        y += bias[None]
     return y.reshape(*x.shape[:kept], *weight.shape[contracted:])
+
+
+def value_of(module: nnx.Module, name: str) -> jax.Array | None:
+    """Returns the value of a parameter that a module may be without, such as a bias; None where it is."""
+    found = getattr(module, name, None)
+    return None if found is None else found[...]
 
 
 class RMSNorm(nnx.Module):
@@ -113,14 +122,18 @@ class RMSNorm(nnx.Module):
         return (wide * inverse * scale).astype(x.dtype)
 
 
-def rotary_angles(positions_RL: jax.Array, head_dim: int, theta: float, scaling: RopeScaling | None = None) -> tuple[jax.Array, jax.Array]:
+def rotary_angles(
+    positions: jax.Array, head_dim: int, theta: float, scaling: RopeScaling | None = None, sections: tuple[int, ...] = ()
+) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines of rotary position embedding (Su et al., arXiv 2104.09864).
 
     Args:
-        positions_RL: int32.
+        positions: int32 [R, L], or [R, L, dimensions], where `sections` says which pairs of features turn by which (Qwen2-VL, P. Wang
+            et al., arXiv 2409.12191).
         head_dim: K, even.
         theta: base of the wave lengths; pair i turns by position * theta^(-2 i / K).
         scaling: changes these rates, for longer texts than the model was first trained on.
+        sections: for each dimension, how many pairs turn by it, in order.
 
     Returns:
         Two float32 arrays [R, L, K / 2].
@@ -128,7 +141,11 @@ def rotary_angles(positions_RL: jax.Array, head_dim: int, theta: float, scaling:
     rates_K = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     if scaling is not None:
         rates_K = scaling.scaled(rates_K, theta)
-    angles_RLK = positions_RL.astype(jnp.float32)[:, :, None] * rates_K[None, None, :]
+    if positions.ndim == 3:
+        positions = jnp.repeat(positions, jnp.array(sections), axis=-1, total_repeat_length=head_dim // 2)
+    else:
+        positions = positions[:, :, None]
+    angles_RLK = positions.astype(jnp.float32) * rates_K[None, None, :]
     amplitude = 1.0 if scaling is None else scaling.amplitude
     return amplitude * jnp.cos(angles_RLK), amplitude * jnp.sin(angles_RLK)
 
@@ -150,7 +167,7 @@ def rotate(x_RLHK: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 class GroupedQueryAttention(nnx.Module):
-    """Attention with fewer key heads than query heads (Ainslie et al., arXiv 2305.13245), without a bias at its output.
+    """Attention with fewer key heads than query heads (Ainslie et al., arXiv 2305.13245).
 
     Args:
         embed: D.
@@ -161,6 +178,7 @@ class GroupedQueryAttention(nnx.Module):
         output_scale: factor on the initial scale of the output projection.
         stack: leading shape of the parameters.
         bias: whether queries, keys and values have biases, zero at first.
+        output_bias: whether what comes out has one, zero at first.
         qk_epsilon: queries and keys are normalised over a head's features, with this epsilon; None: they are not.
         rngs: source of keys.
     """
@@ -176,6 +194,7 @@ class GroupedQueryAttention(nnx.Module):
         output_scale: float,
         stack: tuple[int, ...] = (),
         bias: bool = False,
+        output_bias: bool = False,
         qk_epsilon: float | None = None,
         rngs: nnx.Rngs,
     ) -> None:
@@ -185,7 +204,9 @@ class GroupedQueryAttention(nnx.Module):
         self.value = parameter(rngs, (*stack, embed, kv_heads, head_dim), (*names, "embed", "kv_heads", "head_dim"), scale)
         output_scale /= math.sqrt(heads * head_dim)
         self.output = parameter(rngs, (*stack, heads, head_dim, embed), (*names, "heads", "head_dim", "embed"), output_scale)
-        self.kind, self.bias, self.normed = kind, bias, qk_epsilon is not None
+        self.kind, self.normed = kind, qk_epsilon is not None
+        if output_bias:
+            self.output_bias = parameter(rngs, (*stack, embed), (*names, "embed"), 0.0)
         if bias:
             sizes = {"query": ("heads", heads), "key": ("kv_heads", kv_heads), "value": ("kv_heads", kv_heads)}
             for part, (name, size) in sizes.items():
@@ -195,11 +216,17 @@ class GroupedQueryAttention(nnx.Module):
             self.key_norm = RMSNorm(head_dim, qk_epsilon, stack=stack, name="head_dim")
 
     def __call__(
-        self, x_RLD: jax.Array, angles: tuple[jax.Array, jax.Array], segment_ids_RL: jax.Array, positions_RL: jax.Array | None
+        self,
+        x_RLD: jax.Array,
+        angles: tuple[jax.Array, jax.Array],
+        segment_ids_RL: jax.Array,
+        positions_RL: jax.Array | None,
+        *,
+        windows: bool = False,
     ) -> jax.Array:
-        """Returns [R, L, D]; see `attention` for what a token sees."""
+        """Returns [R, L, D]; see `attention` for what a token sees, and for `windows`."""
         q_RLHK, k_RLGK, v_RLGK = self.heads(x_RLD, angles)
-        mixed_RLHK = attention(q_RLHK, k_RLGK, v_RLGK, segment_ids_RL, positions_RL, self.kind)
+        mixed_RLHK = attention(q_RLHK, k_RLGK, v_RLGK, segment_ids_RL, positions_RL, self.kind, windows=windows)
         return self.mixed(mixed_RLHK)
 
     def heads(self, x_RLD: jax.Array, angles: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -211,15 +238,14 @@ class GroupedQueryAttention(nnx.Module):
 
     def mixed(self, mixed_RLHK: jax.Array) -> jax.Array:
         """Returns [R, L, D] of what attention made of the values."""
-        return project(mixed_RLHK, self.output[...], contracted=2)
+        return project(mixed_RLHK, self.output[...], contracted=2, bias=value_of(self, "output_bias"))
 
     def _projected(self, x_RLD: jax.Array, part: str) -> jax.Array:
-        y_RLHK = project(x_RLD, getattr(self, part)[...])
-        return y_RLHK + getattr(self, f"{part}_bias")[...][None, None] if self.bias else y_RLHK
+        return project(x_RLD, getattr(self, part)[...], bias=value_of(self, f"{part}_bias"))
 
 
 class GatedMLP(nnx.Module):
-    """Gated MLP, down(activation(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202), without biases; with silu it is SwiGLU.
+    """Gated MLP, down(activation(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202); with silu it is SwiGLU.
 
     Args:
         embed: D.
@@ -227,6 +253,7 @@ class GatedMLP(nnx.Module):
         output_scale: factor on the initial scale of the down projection.
         activation: a name of `ACTIVATIONS`.
         stack: leading shape of the parameters.
+        bias: whether all three maps have biases, zero at first.
         rngs: source of keys.
     """
 
@@ -238,6 +265,7 @@ class GatedMLP(nnx.Module):
         output_scale: float,
         activation: str = "silu",
         stack: tuple[int, ...] = (),
+        bias: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
         names = ("layers",) * len(stack)
@@ -245,8 +273,14 @@ class GatedMLP(nnx.Module):
         self.up = parameter(rngs, (*stack, embed, width), (*names, "embed", "mlp"), 1 / math.sqrt(embed))
         self.down = parameter(rngs, (*stack, width, embed), (*names, "mlp", "embed"), output_scale / math.sqrt(width))
         self.activation = activation
+        if bias:
+            for part, (name, size) in {"gate": ("mlp", width), "up": ("mlp", width), "down": ("embed", embed)}.items():
+                setattr(self, f"{part}_bias", parameter(rngs, (*stack, size), (*names, name), 0.0))
 
     def __call__(self, x_RLD: jax.Array) -> jax.Array:
         """Returns [R, L, D]."""
-        gate_RLF = ACTIVATIONS[self.activation](project(x_RLD, self.gate[...]))
-        return project(gate_RLF * project(x_RLD, self.up[...]), self.down[...])
+        gate_RLF = ACTIVATIONS[self.activation](self._projected(x_RLD, "gate"))
+        return self._projected(gate_RLF * self._projected(x_RLD, "up"), "down")
+
+    def _projected(self, x: jax.Array, part: str) -> jax.Array:
+        return project(x, getattr(self, part)[...], bias=value_of(self, f"{part}_bias"))

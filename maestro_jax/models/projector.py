@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 import jax
 from flax import nnx
 
 from ..config import check_fields, configurable
-from .layers import parameter, project
+from .layers import ACTIVATIONS, parameter, project, value_of
 from .stack import check_positive
 
 
 @configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Projector:
-    """Sizes of an MLP from one width to another: down(gelu(up(x))).
+    """Sizes of an MLP from one width to another: down(activation(up(x))).
 
     Args:
         embed: width of the rows that come in.
         width: width of the rows that go out.
         mlp: width inside; `embed` when not given.
+        bias: whether both maps have biases.
+        activation: "gelu", or "gelu_tanh", which approximates it.
 
     Raises:
         ConfigError: a size is not positive.
@@ -36,6 +39,8 @@ class Projector:
     embed: int
     width: int
     mlp: int | None = None
+    bias: bool = False
+    activation: Literal["gelu", "gelu_tanh"] = "gelu_tanh"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -58,8 +63,13 @@ class ProjectorModule(nnx.Module):
         inner = config.embed if config.mlp is None else config.mlp
         self.up = parameter(rngs, (config.embed, inner), ("embed", "mlp"), 1 / math.sqrt(config.embed))
         self.down = parameter(rngs, (inner, config.width), ("mlp", "embed"), 1 / math.sqrt(inner))
+        self.activation = config.activation
+        if config.bias:
+            self.up_bias = parameter(rngs, (inner,), ("mlp",), 0.0)
+            self.down_bias = parameter(rngs, (config.width,), ("embed",), 0.0)
 
     def __call__(self, x_RLD: jax.Array) -> jax.Array:
         """Returns [R, L, E] in the dtype of the parameters, whatever that of `x_RLD`."""
         up_DF = self.up[...]
-        return project(jax.nn.gelu(project(x_RLD.astype(up_DF.dtype), up_DF)), self.down[...])
+        inner_RLF = ACTIVATIONS[self.activation](project(x_RLD.astype(up_DF.dtype), up_DF, bias=value_of(self, "up_bias")))
+        return project(inner_RLF, self.down[...], bias=value_of(self, "down_bias"))

@@ -1,6 +1,6 @@
 """Equal transformer layers in one module, scanned: what decoders and encoders share.
 
-Nine parameter leaves (a few more with biases, or norms of queries and keys) hold any number of layers, because the host
+Nine parameter leaves (more with biases, or norms of queries and keys) hold any number of layers, because the host
 pays for each leaf of each task.
 
 Dimensions: R rows, L length, D embed.
@@ -8,6 +8,7 @@ Dimensions: R rows, L length, D embed.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -28,6 +29,19 @@ Angles = tuple[jax.Array, jax.Array]
 
 EMBEDDING, ATTENTION, MLP = 0, 1, 2
 """Places of dropout within a layer; the embedding's is in layer 0."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Attention in windows: in most layers a unit sees its window, and in some of them its whole item.
+
+    Args:
+        numbers: int32 [R, L], the window of each unit, different for all windows of a row; 0 for padding.
+        whole: of each layer, whether it sees whole items.
+    """
+
+    numbers: jax.Array
+    whole: tuple[bool, ...]
 
 
 _policies = jax.checkpoint_policies
@@ -95,6 +109,11 @@ class LayerSizes(Protocol):
     @property
     def qkv_bias(self) -> bool:
         """Whether queries, keys and values have biases."""
+        ...
+
+    @property
+    def biases(self) -> bool:
+        """Whether the output of attention and the maps of the MLP have biases."""
         ...
 
     @property
@@ -196,15 +215,20 @@ class LayerStack(nnx.Module):
             output_scale=output_scale,
             stack=stack,
             bias=sizes.qkv_bias,
+            output_bias=sizes.biases,
             qk_epsilon=sizes.norm_epsilon if sizes.qk_norm else None,
             rngs=rngs,
         )
         self.mlp_norm = RMSNorm(sizes.embed, sizes.norm_epsilon, stack=stack)
-        self.mlp = GatedMLP(sizes.embed, sizes.mlp, output_scale=output_scale, activation=sizes.activation, stack=stack, rngs=rngs)
+        self.mlp = GatedMLP(
+            sizes.embed, sizes.mlp, output_scale=output_scale, activation=sizes.activation, stack=stack, bias=sizes.biases, rngs=rngs
+        )
         self.dropout = sizes.dropout
         self.count = sizes.layers
 
-    def __call__(self, x_RLD: jax.Array, batch: Batch, angles: Angles, order_RL: jax.Array | None) -> jax.Array:
+    def __call__(
+        self, x_RLD: jax.Array, batch: Batch, angles: Angles, order_RL: jax.Array | None, windows: Windows | None = None
+    ) -> jax.Array:
         """Runs all layers.
 
         Args:
@@ -213,11 +237,13 @@ class LayerStack(nnx.Module):
             angles: of the rotation of queries and keys.
             order_RL: int32; a token sees those of its segment that are not later than itself. Positions make attention
                 causal, None makes it run in both directions.
+            windows: of attention; None: every layer sees whole items.
 
         Returns:
             [R, L, D], before any final norm.
         """
         graph, weights = nnx.split(self)
+        whole_N = None if windows is None else jnp.array(windows.whole)
 
         # The products with weights are kept for the backward pass; norms, rotations, scores and gates are made again.
         # That is little work, and saves more time on memory than it costs, besides the memory itself. Scores of long rows
@@ -225,15 +251,15 @@ class LayerStack(nnx.Module):
         @functools.partial(jax.checkpoint, prevent_cse=False, policy=_KEPT)
         def step(x_RLD: jax.Array, piece: tuple[Any, jax.Array]) -> tuple[jax.Array, None]:
             layer_weights, layer = piece
-            return nnx.merge(graph, layer_weights).one_layer(x_RLD, layer, batch, angles, order_RL), None
+            segment_ids_RL = batch["segment_ids"]
+            if windows is not None and whole_N is not None:
+                segment_ids_RL = jnp.where(whole_N[layer], segment_ids_RL, windows.numbers)
+            one = nnx.merge(graph, layer_weights)
+            mixed_RLD = one.attention(one.attention_norm(x_RLD), angles, segment_ids_RL, order_RL, windows=windows is not None)
+            x_RLD += batch_dropout(mixed_RLD, one.dropout, batch, layer, ATTENTION)
+            return x_RLD + batch_dropout(one.mlp(one.mlp_norm(x_RLD)), one.dropout, batch, layer, MLP), None
 
         return jax.lax.scan(step, x_RLD, (weights, jnp.arange(self.count)))[0]
-
-    def one_layer(self, x_RLD: jax.Array, layer: jax.Array, batch: Batch, angles: Angles, order_RL: jax.Array | None) -> jax.Array:
-        """Returns [R, L, D] after layer number `layer`, whose parameters this module holds during the scan."""
-        mixed_RLD = self.attention(self.attention_norm(x_RLD), angles, batch["segment_ids"], order_RL)
-        x_RLD += batch_dropout(mixed_RLD, self.dropout, batch, layer, ATTENTION)
-        return x_RLD + batch_dropout(self.mlp(self.mlp_norm(x_RLD)), self.dropout, batch, layer, MLP)
 
 
 def batch_dropout(x_RLD: jax.Array, rate: float, batch: Batch, layer: jax.Array | int, place: int) -> jax.Array:

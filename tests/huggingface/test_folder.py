@@ -30,8 +30,8 @@ LLAMA3: Mapping[str, Any] = {
 
 @given(st.data())
 def test_any_slice_of_a_parameter_is_that_slice_of_the_whole(data: st.DataObject) -> None:
-    axes = data.draw(st.sampled_from(["(H K) D -> D H K", "D (H K) -> H K D", "(H K) -> H K", "F D -> D F", "V D", "(H K F) D -> F D K H"]))
-    tensor = Tensor("layers.{layer}.weight", "weight", axes)
+    layouts = ["(H K) D -> D H K", "D (H K) -> H K D", "(H K) -> H K", "F D -> D F", "V D", "(H K F) D -> F D K H", "D H K F -> (H K F) D"]
+    tensor = Tensor("layers.{layer}.weight", "weight", data.draw(st.sampled_from(layouts)))
     sizes = {"layers": 3, "H": 4, "K": 3, "D": 5, "F": 2, "V": 7}
     random = np.random.default_rng(0)
     stored = {name: random.normal(size=tensor.tensor_shape(sizes)) for name in tensor.names(sizes)}
@@ -42,6 +42,21 @@ def test_any_slice_of_a_parameter_is_that_slice_of_the_whole(data: st.DataObject
     bounds = [sorted(data.draw(st.sets(st.integers(0, size), min_size=2, max_size=2))) for size in array.shape]
     index = tuple(slice(*pair) for pair in bounds)
     np.testing.assert_array_equal(array[index], whole[index])
+
+
+@given(st.data())
+def test_any_slice_of_one_of_several_parameters_in_a_tensor_is_that_slice_of_the_whole(data: st.DataObject) -> None:
+    sizes = {"layers": 2, "H": 4, "K": 3, "D": 5}
+    stored = np.random.default_rng(0).normal(size=(3 * 4 * 3, 5))
+    pieces = [Tensor("weight", name, "(3 H K) D -> D H K", piece) for piece, name in enumerate("qkv")]
+    wholes = [StackedArray(tensor, sizes, {"weight": stored}.__getitem__)[()] for tensor in pieces]
+    assert pieces[0].tensor_shape(sizes) == stored.shape
+    np.testing.assert_array_equal(np.concatenate([t.written(w, sizes) for t, w in zip(pieces, wholes, strict=True)]), stored)
+    which = data.draw(st.integers(0, 2))
+    bounds = [sorted(data.draw(st.sets(st.integers(0, size), min_size=2, max_size=2))) for size in (5, 4, 3)]
+    index = tuple(slice(*pair) for pair in bounds)
+    array = StackedArray(pieces[which], sizes, {"weight": stored}.__getitem__)
+    np.testing.assert_array_equal(array[index], wholes[which][index])
 
 
 def test_no_more_than_the_heads_of_a_slice_is_read() -> None:

@@ -25,7 +25,7 @@ from maestro_jax.config import load as load_config
 from maestro_jax.data import Dataset
 from maestro_jax.distill import Distilled
 from maestro_jax.errors import CheckpointError, ConfigError
-from maestro_jax.final_weights import save_section
+from maestro_jax.final_weights import save_sections
 from maestro_jax.graph import Objective, Section, SectionGraph
 from maestro_jax.huggingface import Folder, HuggingFace, load
 from maestro_jax.models import Decoder, Multimodal, Projector
@@ -120,11 +120,11 @@ def test_what_was_trained_beside_the_model_of_a_folder_goes_into_a_file(tmp_path
     assert module.initial_weights == {"decoder": (str(tmp_path / "model"), "")}
     arrays = {f"decoder/{path}": np.asarray(value) for path, value in load(tmp_path / "model")[1].items()}
     arrays |= {"image_projector/up": np.ones((6, 6), np.float32)}
-    saved = save_section(tmp_path / "out", section(module), arrays, None, "float32", 10**9)
+    saved = save_sections(tmp_path / "out", [section(module)], lambda name: arrays, None, "float32", 10**9)
     assert saved == [tmp_path / "out" / "model", tmp_path / "out" / "model.safetensors"]
     assert set(WeightFile(saved[1], "the test").arrays()) == {"image_projector/up"}
     frozen = section(module, frozen=("image_projector",))
-    assert save_section(tmp_path / "second", frozen, arrays, None, "float32", 10**9) == [tmp_path / "second" / "model"]
+    assert save_sections(tmp_path / "second", [frozen], lambda name: arrays, None, "float32", 10**9) == [tmp_path / "second" / "model"]
 
 
 def test_each_slice_of_a_file_is_read_once_and_by_those_who_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

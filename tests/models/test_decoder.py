@@ -14,6 +14,7 @@ from model_support import close, copies, on_mesh, parts
 
 from maestro_jax.errors import ConfigError
 from maestro_jax.models import Decoder
+from maestro_jax.models.layers import rotary_angles
 
 TINY = Decoder(vocab_size=32, layers=2, embed=16, heads=4, kv_heads=2, mlp=24, loss_chunk=8)
 
@@ -176,6 +177,7 @@ def test_tensor_and_fsdp_axes_give_equal_results_and_never_gather(changes: dict[
         ({"dropout": 1.0}, "dropout"),
         ({"rope_theta": 0.0}, "rope_theta"),
         ({"objective": "previous_token"}, "objective"),
+        ({"rope_sections": (1, 1, 1)}, "rope_sections"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_by_field(changes: dict[str, Any], field: str) -> None:
@@ -183,6 +185,24 @@ def test_sizes_that_do_not_fit_are_refused_by_field(changes: dict[str, Any], fie
     with pytest.raises(ConfigError, match=rf"Decoder\.{field} does not fit") as caught:
         Decoder(**sizes | changes)
     assert caught.value.anchor == "decoder-shape"
+
+
+def test_positions_in_three_dimensions_turn_their_own_pairs_and_equal_ones_are_those_of_text() -> None:
+    config = dataclasses.replace(TINY, head_dim=8, rope_sections=(1, 1, 2))
+    params, _, apply = parts(config)
+    batch = pack([[1, 2]], 16)
+
+    def hidden(*positions: jax.Array) -> np.ndarray:
+        more = {"rope_positions": jnp.stack(positions, axis=-1)} if positions else {}
+        return np.asarray(jax.jit(apply)(params, {**batch, **more})["hidden"])
+
+    place = batch["positions"]
+    np.testing.assert_array_equal(hidden(place, place, place), hidden())
+    moved = [hidden(*(3 * place if n == dimension else place for n in range(3))) for dimension in range(3)]
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        assert float(np.max(np.abs(moved[one] - moved[other]))) > 1e-4
+    angles = rotary_angles(jnp.array([[[5, 7, 11]]]), 8, 10000.0, None, (1, 1, 2))
+    np.testing.assert_allclose(angles[0][0, 0], np.cos([5.0, 7.0 * 0.1, 11.0 * 0.01, 11.0 * 0.001]), atol=1e-6)
 
 
 def test_an_unknown_attention_is_refused_when_the_configuration_is_made() -> None:

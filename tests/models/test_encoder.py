@@ -20,7 +20,8 @@ from maestro_jax.models import AudioEncoder, VisionTransformer
 
 VISION = VisionTransformer(layers=2, embed=16, heads=2, mlp=20, patch_size=2, channels=1, width=10, rope_theta=100.0)
 AUDIO = AudioEncoder(layers=2, embed=16, heads=2, mlp=20, mels=5, stride=4, width=10, rope_theta=100.0)
-ENCODERS = {"rotary": VISION, "learned": dataclasses.replace(VISION, positions="learned", grid=6), "audio": AUDIO}
+WINDOWS = dataclasses.replace(VISION, window=2, whole_layers=(1,), biases=True, patch_bias=False, projector_activation="gelu")
+ENCODERS = {"rotary": VISION, "learned": dataclasses.replace(VISION, positions="learned", grid=6), "windows": WINDOWS, "audio": AUDIO}
 # Units of the items: 4, 8, 12, 16 and 8; images have another resolution each.
 IMAGES = [image(2, 2, 0), image(2, 4, 1), image(6, 2, 2), image(4, 4, 3), image(4, 2, 4)]
 CLIPS = [clip(4, 0), clip(8, 1), clip(12, 2), clip(16, 3), clip(8, 4)]

@@ -245,6 +245,16 @@ def test_what_does_not_arrive_as_it_should_is_refused(without: tuple[str, ...], 
     assert (caught.value.anchor, caught.value.have) == (anchor, have)
 
 
+def test_rows_of_images_need_their_places_where_positions_have_three_dimensions() -> None:
+    config = Multimodal(decoder=dataclasses.replace(DECODER, rope_sections=(1, 1)), objectives=OBJECTIVES)
+    inputs = {name: jnp.ones((1, 24, 16)) for name in ("image", "audio")}
+    with pytest.raises(ConfigError) as caught:
+        jax.eval_shape(config(nnx.Rngs(0)), batch_of(1), **inputs)
+    assert caught.value.have == "'rope_positions'"
+    places = {"rope_positions": jnp.zeros((1, 24, 2), jnp.int32)}
+    assert jax.eval_shape(config(nnx.Rngs(0)), {**batch_of(1), **places}, **inputs)["hidden"].shape == (1, 24, 16)
+
+
 def test_encoders_decoder_and_generator_fit_together_as_sections() -> None:
     sections = (
         Section(

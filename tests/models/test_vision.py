@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from model_support import image, packed, parts
 
+from maestro_jax.errors import ConfigError
 from maestro_jax.models import VisionTransformer
 from maestro_jax.models.vision import rotary_angles_2d
 
@@ -71,3 +72,21 @@ def test_a_patch_beyond_the_grid_of_learned_positions_is_not_taken_for_one_at_it
     inside, beyond = rows_of(LEARNED, coords() + 2), rows_of(LEARNED, coords() + 3)
     assert np.all(np.isfinite(inside))
     assert np.all(np.isnan(beyond))
+
+
+@pytest.mark.parametrize(("whole", "reached"), [((), 4), ((1,), 16)])
+def test_a_patch_is_seen_in_its_window_alone_unless_a_layer_sees_the_whole_image(whole: tuple[int, ...], reached: int) -> None:
+    config = dataclasses.replace(TINY, layers=2, window=2, whole_layers=whole, width=None)
+    patches = image(4, 4, 0, merge=1).arrays["patches"].copy()
+    before = rows_of(config)
+    patches[5] += 1.0
+    changed = np.any(rows_of(config, {"patches": jnp.asarray(patches)[None]}) != before, axis=-1)
+    places = coords()[changed]
+    assert len(places) == reached
+    assert reached == 16 or {tuple(place // 2) for place in places} == {tuple(coords()[5] // 2)}
+
+
+@pytest.mark.parametrize(("changes", "field"), [({"merge": 2, "window": 3}, "window"), ({"whole_layers": (1,)}, "whole_layers")])
+def test_windows_that_do_not_fit_are_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"VisionTransformer\.{field} does not fit"):
+        dataclasses.replace(TINY, **changes)

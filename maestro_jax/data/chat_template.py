@@ -1,4 +1,4 @@
-"""A model's own chat template: `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`, run as transformers runs it.
+"""A model's own chat template: `chat_template.jinja`, or what JSON files of its folder have, run as transformers runs it.
 
 The template is Jinja, in a sandbox, with the settings and the two functions that transformers gives it. What an answer is, the template
 does not say; it is found by writing the conversation once more with a mark in the place of each answer. Trained on are the answers, each
@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .chat import turns_of
 from .json_lines import BadLine
 
 FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+OLDER = "chat_template.json"  # of processors, which some models of vision and language have
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 # From a private use area: no text has them.
@@ -38,6 +40,10 @@ class ChatTemplate:
         place: of the file, for error texts.
         set_by: what names it.
 
+    Attributes:
+        source: as given.
+        tokens: as given.
+
     Raises:
         DataError: the template is not understood.
 
@@ -49,7 +55,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: dict[str, str], place: str, set_by: str = "the calling program") -> None:
-        self._tokens, self._place, self._set_by = tokens, place, set_by
+        self.source, self.tokens, self._place, self._set_by = source, tokens, place, set_by
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.datetime.now().strftime(form)}
@@ -79,13 +85,13 @@ class ChatTemplate:
             return cls(path.read_text(encoding="utf-8"), tokens, str(path), set_by)
         if (path / FILE).is_file():
             return cls((path / FILE).read_text(encoding="utf-8"), tokens, str(path / FILE), set_by)
-        source = config.get("chat_template")
+        source = _json_object(path / OLDER).get("chat_template", config.get("chat_template"))
         if isinstance(source, list):
             source = {each.get("name"): each.get("template") for each in source}.get("default")
         if not isinstance(source, str):
             raise DataError(
                 f"{path} has no chat template.",
-                wanted=f"a file {FILE}, or chat_template in {CONFIG}",
+                wanted=f"a file {FILE}, or chat_template in {OLDER} or {CONFIG}",
                 have=", ".join(sorted(file.name for file in path.iterdir())) or "an empty folder",
                 fix="name the folder of a model that was trained on conversations, or leave chat_template out (ChatML)",
                 anchor="chat-template",
@@ -93,28 +99,33 @@ class ChatTemplate:
             )
         return cls(source, tokens, str(path / CONFIG), set_by)
 
-    def write(self, messages: list[dict[str, str]], *, ask: bool = False) -> str:
-        """Returns the text of messages; with `ask`, and the beginning of an answer.
+    def write(self, messages: Sequence[dict[str, Any]], *, ask: bool = False) -> str:
+        """Returns the text of messages, whose contents are what the template takes; with `ask`, and the beginning of an answer.
 
         Raises:
             BadLine: the template refuses them.
         """
         try:
-            return self._template.render(messages=messages, tools=None, documents=None, add_generation_prompt=ask, **self._tokens)
+            return self._template.render(messages=messages, tools=None, documents=None, add_generation_prompt=ask, **self.tokens)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise BadLine("refused by the chat template", f"{type(error).__name__}: {error}") from error
 
-    def conversation(self, messages: Any) -> tuple[str, tuple[tuple[int, int], ...]]:
+    def conversation(self, messages: Any, content_of: Callable[[str], Any] = str) -> tuple[str, tuple[tuple[int, int], ...]]:
         """As `maestro_jax.data.chat.conversation`, in this template.
+
+        Args:
+            messages: what `messages_of` returned.
+            content_of: makes of a text the content that the template takes.
 
         Raises:
             BadLine: the messages are no conversation, the template refuses them, or it changes what an answer says.
         """
         turns = turns_of(messages)
-        text = self.write([{"role": role, "content": content} for role, content in turns])
-        marked = self.write([{"role": r, "content": _MARK.format(n) if r == "assistant" else c} for n, (r, c) in enumerate(turns)])
+        text = self.write([{"role": role, "content": content_of(content)} for role, content in turns])
+        hidden = [(role, _MARK.format(number) if role == "assistant" else content) for number, (role, content) in enumerate(turns)]
+        marked = self.write([{"role": role, "content": content_of(content)} for role, content in hidden])
         pieces = re.split("\ue010(\\d+)\ue011", marked)
-        end = self._tokens.get("eos_token", "")
+        end = self.tokens.get("eos_token", "")
         # Some templates take white space off around an answer; nothing else may differ.
         for answers in ([content for _, content in turns], [content.strip() for _, content in turns]):
             found, spans = pieces[0], []

@@ -3,30 +3,55 @@
 from __future__ import annotations
 
 import array
+import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
 
-from .chat import messages_of
+from .chat import conversation, messages_of
 from .documents import Document, stretches
 from .interleaved import Stream
 from .json_lines import BadLine, Line, check_characters, record_of, short, stripped
-from .jsonl import document_in
+from .jsonl import Writer, document_in
 from .sources import split_place
 
-PLACEHOLDERS: Mapping[str, Stream] = {"<image>": "image", "<audio>": "audio"}
-"""What stands in a text for an image or a clip."""
+IMAGE = "<image>"
+
+PLACEHOLDERS: Mapping[str, Stream] = {IMAGE: "image", "<audio>": "audio"}
+"""What stands in the text of a line for an image or a clip."""
 
 _PARTS: Mapping[Any, Stream] = {"image": "image", "image_url": "image", "audio": "audio", "audio_url": "audio"}
 """Types of the parts of a content that is a list, beside "text"."""
 
+_VIDEOS = ("video", "video_url", "videos")  # types of parts and keys of lines that nothing reads
+
 _REMOTE = re.compile(r"data:|(?!file:)\w+://")
-_PLACEHOLDER = re.compile(f"({'|'.join(PLACEHOLDERS)})")  # with a group, so that splitting keeps them
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Writing:
+    """How a line becomes text, and what stands for images and clips in that text.
+
+    Args:
+        messages: writes messages, and says what of their text is trained on.
+        text: writes a text that is no conversation.
+        placeholders: what stands for an image or a clip in what these two write, and its stream.
+    """
+
+    messages: Writer = conversation
+    text: Callable[[str], str] = str
+    placeholders: Mapping[str, Stream] = dataclasses.field(default_factory=lambda: PLACEHOLDERS)
+
+    def pieces(self, document: Document) -> list[tuple[str, bool]]:
+        """Returns the text in order, cut at placeholders, which are pieces of their own; with each, whether it is trained on."""
+        # With a group, so that splitting keeps them.
+        placeholder = re.compile(f"({'|'.join(map(re.escape, self.placeholders))})")
+        return [(piece, trained) for text, trained in stretches(document) for piece in placeholder.split(text) if piece]
 
 
 class Parsed(NamedTuple):
@@ -41,31 +66,37 @@ class Parsed(NamedTuple):
     paths: Mapping[Stream, tuple[str, ...]]
 
 
-def parsed(line: bytes, default_name: str) -> Parsed:
+def parsed(line: bytes, default_name: str, writing: Writing) -> Parsed:
     """Reads one line.
 
     Args:
         line: a JSON object in UTF-8.
         default_name: the document's name when the line has no id.
+        writing: how it becomes text.
 
     Raises:
         BadLine: it is no conversation.
 
     >>> line = b'{"image": "a.png", "messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "2"}]}'
-    >>> parsed(line, "a:1").paths
+    >>> parsed(line, "a:1", Writing()).paths
     {'image': ('a.png',), 'audio': ()}
     """
     record = _with_placeholders(record_of(line))
-    document = document_in(record, default_name)
-    for text, trained in stretches(document):
-        if trained and document.loss_spans is not None and _PLACEHOLDER.search(text):
-            raise BadLine("placeholder in an answer", short(text))
-    return Parsed(document, {stream: _paths(record, stream) for stream in PLACEHOLDERS.values()})
-
-
-def pieces_of(document: Document) -> list[tuple[str, bool]]:
-    """Returns the text in order, cut at placeholders, which are pieces of their own; with each, whether it is trained on."""
-    return [(piece, trained) for text, trained in stretches(document) for piece in _PLACEHOLDER.split(text) if piece]
+    for name in _VIDEOS:
+        if record.get(name):
+            raise BadLine("video", f"{name}: {short(record[name])}, and only images and sound are read")
+    if messages_of(record) is None and isinstance(record.get("text"), str):
+        record = {**record, "text": writing.text(record["text"])}
+    document = document_in(record, default_name, writing.messages)
+    if document.loss_spans is not None:
+        for piece, trained in writing.pieces(document):
+            if trained and piece in writing.placeholders:
+                raise BadLine("placeholder in an answer", short(piece))
+    paths = {stream: _paths(record, stream) for stream in PLACEHOLDERS.values()}
+    for stream, found in paths.items():
+        if found and stream not in writing.placeholders.values():
+            raise BadLine(f"{stream}, which the model has no place for", short(list(found)))
+    return Parsed(document, paths)
 
 
 class Index:
@@ -152,6 +183,8 @@ def _with_placeholders(record: dict[str, Any]) -> dict[str, Any]:
 def _placeholder(part: Any, found: dict[str, list[Any]]) -> Any:
     """An image or clip as text, and its path, where the part has one, in `found`; other parts stay."""
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _VIDEOS:
+        raise BadLine("video", f"the part {short(part)}, and only images and sound are read")
     stream = _PARTS.get(kind) if isinstance(kind, str) else None
     if stream is None:
         return part

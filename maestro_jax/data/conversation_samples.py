@@ -5,20 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from ..errors import DataError
-from .conversation_lines import PLACEHOLDERS, Index, Parsed, parsed, pieces_of
+from .conversation_lines import PLACEHOLDERS, Index, Parsed, Writing, parsed
 from .documents import tokenize_stretches
-from .interleaved import Interleaved, Kind, Stream
+from .interleaved import PLACEHOLDER, Interleaved, Kind, Stream
 from .json_lines import BadLine, short
 from .lazy import Digest, LazySamples
 from .media import Unusable, find_below, read_clip, read_image
 from .mel import audio_item
 from .patches import image_item
+from .rope_positions import rope_positions
 from .samples import Item, Sample
+
+if TYPE_CHECKING:
+    from .vision_language import VisionLanguage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,10 +61,12 @@ class Reader:
         root: the folder that no path may leave, resolved.
         tokenizer: what tokenizes.
         index: the lines.
+        model: the vision-language model that they are written for, if there is one.
     """
 
-    def __init__(self, reading: Reading, root: Path, tokenizer: Tokenizer, index: Index) -> None:
-        self._reading, self._root, self._tokenizer, self._index = reading, root, tokenizer, index
+    def __init__(self, reading: Reading, root: Path, tokenizer: Tokenizer, index: Index, model: VisionLanguage | None = None) -> None:
+        self._reading, self._root, self._tokenizer, self._index, self._model = reading, root, tokenizer, index, model
+        self._writing = Writing() if model is None else model.writing
 
     def read(self, which: int) -> Sample:
         """Reads the line of that number and its files.
@@ -69,7 +76,7 @@ class Reader:
         """
         try:
             line = self._index.line(which)
-            found = parsed(line.content, line.name)
+            found = parsed(line.content, line.name, self._writing)
         except (OSError, BadLine) as error:
             changed = Unusable("bad-line", "it has changed", wanted="the line that was there when the run began", have=str(error))
             raise _refused(self._index.name(which), "the files of the data", changed) from error
@@ -79,8 +86,8 @@ class Reader:
             raise _refused(line.name, line.place, error) from error
 
     def _sample(self, name: str, found: Parsed) -> Sample:
-        pieces = pieces_of(found.document)
-        _check_placeholders(pieces, found.paths)
+        pieces = self._writing.pieces(found.document)
+        self._check_placeholders(pieces, found.paths)
         items: dict[Stream, tuple[Item, ...]] = {
             "image": tuple(map(self._image, found.paths["image"])),
             "audio": tuple(map(self._clip, found.paths["audio"])),
@@ -89,9 +96,11 @@ class Reader:
         return Sample(id=name, items={"text": (text,), **{stream: some for stream, some in items.items() if some}})
 
     def _image(self, path: str) -> Item:
-        how = self._reading
+        how, file = self._reading, find_below(self._root, path)
+        if self._model is not None:
+            return self._model.image_item(file, max_patches=how.max_patches, max_pixels=how.max_pixels)
         block, most = how.patch_size * how.merge, how.max_patches // how.merge**2
-        image = read_image(find_below(self._root, path), block=block, most_blocks=most, max_pixels=how.max_pixels)
+        image = read_image(file, block=block, most_blocks=most, max_pixels=how.max_pixels)
         return image_item(image, how.patch_size, how.merge)
 
     def _clip(self, path: str) -> Item:
@@ -100,16 +109,17 @@ class Reader:
 
     def _text(self, pieces: Sequence[tuple[str, bool]], items: Mapping[Stream, Sequence[Item]], *, whole: bool) -> Item:
         """The text item; `whole` is whether special tokens count as well, as in text that is no conversation."""
-        texts = [piece for piece, _ in pieces if piece not in PLACEHOLDERS]
+        placeholders = self._writing.placeholders
+        texts = [piece for piece, _ in pieces if piece not in placeholders]
         tokens = iter(tokenize_stretches(self._tokenizer, texts) if texts else ())
         units = {"image": self._reading.merge**2, "audio": self._reading.stride}
         waiting = {stream: iter(some) for stream, some in items.items()}
-        text = Interleaved()
+        text, token = Interleaved(), PLACEHOLDER if self._model is None else self._model.image_token_id
         kind: Kind = "text"
         for piece, trained in pieces:
-            if piece in PLACEHOLDERS:
-                stream = kind = PLACEHOLDERS[piece]
-                text.place(stream, next(waiting[stream]).units // units[stream])
+            if piece in placeholders:
+                stream = kind = placeholders[piece]
+                text.place(stream, next(waiting[stream]).units // units[stream], token)
                 continue
             for token, own in zip(*next(tokens), strict=True):
                 text.write([int(token)], kind if trained and (own or whole) else None)
@@ -125,7 +135,25 @@ class Reader:
         if item is None or not item.arrays["loss_mask"].any():
             have = "no token of an answer"
             raise Unusable("nothing-to-learn", "there is nothing to learn in it", wanted="an answer of at least one token", have=have)
-        return item
+        return item if self._model is None else self._with_rope_positions(item, items["image"])
+
+    def _with_rope_positions(self, text: Item, images: Sequence[Item]) -> Item:
+        """The text item with the places of its units in time, height and width."""
+        # The last patch of an image is in its last row and column.
+        grids = [((image.arrays["coords"][-1] + 1) // self._reading.merge).tolist() for image in images]
+        return dataclasses.replace(text, arrays={**text.arrays, "rope_positions": rope_positions(text.arrays["image_rows"], grids)})
+
+    def _check_placeholders(self, pieces: Sequence[tuple[str, bool]], paths: Mapping[Stream, Sequence[str]]) -> None:
+        for placeholder, stream in PLACEHOLDERS.items():
+            count = sum(self._writing.placeholders.get(piece) == stream for piece, _ in pieces)
+            if count != len(paths[stream]):
+                raise Unusable(
+                    "placeholders-unmatched",
+                    f"its placeholders {placeholder} do not match its paths",
+                    wanted=f"as many {placeholder} in the text as there are paths",
+                    have=f"{count} {placeholder}, and {len(paths[stream])} paths: {short(list(paths[stream]))}",
+                    fix="add or remove placeholders or paths",
+                )
 
 
 class ConversationSamples(LazySamples):
@@ -155,19 +183,6 @@ class ConversationSamples(LazySamples):
         """Gives a hash the lines and how they are read; what is in the files of images and sound does not count."""
         digest.update(self._facts.encode())
         digest.update(self._lines.astype("<i8").tobytes())
-
-
-def _check_placeholders(pieces: Sequence[tuple[str, bool]], paths: Mapping[Stream, Sequence[str]]) -> None:
-    for placeholder, stream in PLACEHOLDERS.items():
-        count = sum(piece == placeholder for piece, _ in pieces)
-        if count != len(paths[stream]):
-            raise Unusable(
-                "placeholders-unmatched",
-                f"its placeholders {placeholder} do not match its paths",
-                wanted=f"as many {placeholder} in the text as there are paths",
-                have=f"{count} {placeholder}, and {len(paths[stream])} paths: {short(list(paths[stream]))}",
-                fix="add or remove placeholders or paths",
-            )
 
 
 def _refused(name: str, place: str, error: Unusable) -> DataError:

@@ -15,11 +15,11 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..config import check_fields, config_folder, configurable
 from ..errors import DataError, set_by
-from .conversation_lines import Index, parsed
+from .conversation_lines import Index, Writing, parsed
 from .conversation_samples import ConversationSamples, Reader, Reading
 from .dataset import Dataset
 from .extras import import_extra
@@ -29,6 +29,9 @@ from .media import MOST_PIXELS
 from .mel import audio_specs
 from .patches import image_specs
 from .sources import out_of_range
+
+if TYPE_CHECKING:
+    from .vision_language import VisionLanguage
 
 _WANTED = """a JSON object in one line, in UTF-8, with "messages" (of "role" and "content") or "conversations" (of "from" and "value"),
 of the roles system, user and assistant; paths in "image" or "images" and in "audio" or "audios", each a text or a list of texts,
@@ -47,6 +50,11 @@ class Conversations(Reading):
     are named by file and line; lines with the same "id" are held out together. Streams are "text" (see `Interleaved`; an answer counts as
     one about what was shown last), "image" (see `image_item`) and "audio" (see `audio_item`).
 
+    With `model`, lines are written and images are made into patches as transformers does it for that model, for which
+    `pip install 'maestro_jax[huggingface]'` is needed. Its folder decides on tokenizer, patch_size and merge; max_patches scales images
+    down that the folder would leave larger. Text has "rope_positions" as well (see `rope_positions`), there is no sound, and the fields
+    about sound mean nothing.
+
     What is found out only when a sample is read (a file that is missing, damaged, empty, too large or outside of `root`, placeholders
     that do not match the paths, a text that is too long) is left to `train.on_bad_sample`. The fields that are not listed here are
     those of `Reading`.
@@ -57,6 +65,7 @@ class Conversations(Reading):
         root: the folder from which paths of images and sound count, and which none of them may leave; None is that of the lines.
         tokenizer: a `tokenizer.json` of Hugging Face tokenizers, from the current folder, beside the config file that
             names it, or among the shipped configs.
+        model: folder of a vision-language model, from the current folder or from that of the config file that names it.
         heldout_fraction: expected share of lines that are held out, at least one when above 0; 0 holds out nothing.
         seed: another seed is another split.
         on_bad_line: what to do with a line that is no conversation: "raise", or "skip" (count it).
@@ -69,6 +78,7 @@ class Conversations(Reading):
     path: str
     root: str | None = None
     tokenizer: str = "tokenizer_tiny.json"
+    model: str | None = None
     heldout_fraction: float = 0.1
     seed: int = 0
     on_bad_line: Literal["raise", "skip"] = "raise"
@@ -89,6 +99,10 @@ class Conversations(Reading):
             raise out_of_range(self, "max_seconds", "a number above 0")
         if not 0 <= self.heldout_fraction < 1:
             raise out_of_range(self, "heldout_fraction", "a fraction of at least 0 and below 1")
+        if self.model is not None:
+            for field in dataclasses.fields(self):
+                if field.name in ("tokenizer", "patch_size", "merge") and getattr(self, field.name) != field.default:
+                    raise out_of_range(self, field.name, f"{field.default!r}, its default: that of model={self.model!r} is used")
 
     def load(self) -> Dataset:
         """Checks every line; opens no image and no sound.
@@ -97,18 +111,24 @@ class Conversations(Reading):
             The data set, in the order of the lines.
 
         Raises:
-            DataError: there is no line to train on or to hold out, a line is bad and `on_bad_line` is "raise", or Pillow is missing.
-            ConfigError: the tokenizer's file was not found.
+            DataError: there is no line to train on or to hold out, a line is bad and `on_bad_line` is "raise", `model` is no such model,
+                or Pillow or transformers is missing.
+            ConfigError: the tokenizer's file, or the folder of `model`, was not found.
         """
         from . import tokenizer as vocabulary  # here, because `python -m maestro_jax.data.tokenizer` imports this module
 
-        tokenizer = vocabulary.load(self.tokenizer, config_folder(self, "tokenizer"), set_by=set_by(self, "tokenizer"))
+        model = self._model()
+        writing = Writing() if model is None else model.writing
+        if model is None:
+            tokenizer = vocabulary.load(self.tokenizer, config_folder(self, "tokenizer"), set_by=set_by(self, "tokenizer"))
+        else:
+            tokenizer = model.tokenizer
         origin, skipped = set_by(self, "path"), collections.Counter[str]()
         lines = JsonLines(self.path, config_folder(self, "path"), skip=self.on_bad_line == "skip", wanted=_WANTED, set_by=origin)
         index = Index(self.seed)
         for line in lines:
             try:
-                found = parsed(line.content, line.name)
+                found = parsed(line.content, line.name, writing)
             except BadLine as error:
                 lines.bad(line, skipped, error)
             else:
@@ -119,19 +139,36 @@ class Conversations(Reading):
         if not len(train):
             raise self._too_few(len(index), skipped)
         fingerprint = vocabulary.fingerprint(tokenizer)
-        reading = Reading(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Reading)})
-        reader = Reader(reading, self._root(lines), tokenizer, index)
-        facts = f"{index.digest()} {reading} {fingerprint}"
+        reading = self._reading(model)
+        reader = Reader(reading, self._root(lines), tokenizer, index, model)
+        facts = f"{index.digest()} {reading} {fingerprint}" + ("" if model is None else f" {model.digest}")
+        specs = {"text": INTERLEAVED_SPECS, "image": image_specs(self.patch_size, channels=3), "audio": audio_specs(self.mels)}
+        merges = {"image": reading.merge**2, "audio": reading.stride}
+        notes = {"corpus": self.path, "tokenizer": self.model or self.tokenizer, "lines": str(len(index)), "corpus_sha256": index.digest()}
         return Dataset(
             train=ConversationSamples(reader, train, facts),
             heldout=ConversationSamples(reader, heldout, facts),
-            specs={"text": INTERLEAVED_SPECS, "image": image_specs(self.patch_size, channels=3), "audio": audio_specs(self.mels)},
+            specs=specs if model is None else model.specs,
             vocab_size=vocabulary.vocabulary_size(tokenizer),
-            merges={"image": self.merge**2, "audio": self.stride},
+            merges=merges if model is None else {"image": merges["image"]},
             tokenizer_fingerprint=fingerprint,
             skipped=dict(skipped),
-            notes={"corpus": self.path, "tokenizer": self.tokenizer, "lines": str(len(index)), "corpus_sha256": index.digest()},
+            notes=notes,
         )
+
+    def _model(self) -> VisionLanguage | None:
+        if self.model is None:
+            return None
+        from .vision_language import VisionLanguage  # here, because nothing else needs Jinja
+
+        model = VisionLanguage.load(self.model, config_folder(self, "model"), set_by(self, "model"))
+        if self.max_patches < model.least_patches:
+            raise out_of_range(self, "max_patches", f"at least {model.least_patches}, which the smallest image of {self.model} has")
+        return model
+
+    def _reading(self, model: VisionLanguage | None) -> Reading:
+        reading = Reading(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Reading)})
+        return reading if model is None else dataclasses.replace(reading, patch_size=model.patch_size, merge=model.merge)
 
     def _too_few(self, lines: int, skipped: Mapping[str, int]) -> DataError:
         counts = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())

@@ -1,4 +1,4 @@
-"""Packages that only some data sources need, and that are installed with the extra `examples`."""
+"""Packages that only some data sources need, and that are installed with an extra."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from ..errors import DataError
 
 
-def import_extra(module: str, package: str, wanted_for: str, *, set_by: str = "the calling program") -> Any:
+def import_extra(module: str, package: str, wanted_for: str, *, extra: str = "examples", set_by: str = "the calling program") -> Any:
     """Imports a module of a package that may not be installed.
 
     Args:
         module: its full name, such as "sklearn.datasets".
         package: what `pip install` calls it.
         wanted_for: what it is needed for, for the error text.
+        extra: of `maestro_jax`, which brings it along.
         set_by: where that was chosen.
 
     Raises:
@@ -28,6 +29,6 @@ def import_extra(module: str, package: str, wanted_for: str, *, set_by: str = "t
             wanted=f"the package {package}",
             have=f"{type(error).__name__}: {error}",
             set_by=set_by,
-            fix=f"pip install 'maestro_jax[examples]', which brings {package} along",
-            anchor="examples-missing",
+            fix=f"pip install 'maestro_jax[{extra}]', which brings {package} along",
+            anchor="extra-missing",
         ) from error

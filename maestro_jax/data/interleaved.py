@@ -1,7 +1,8 @@
 """Text with images and clips in it: one text item whose placeholder units take rows of encoders.
 
-An image that an encoder makes into 4 rows has 4 units in the text. Their token is `PLACEHOLDER`, which only keeps the place, no loss
-is counted before them, and `image_rows` (or `audio_rows`) says which row each one takes, counted through all images of the sample.
+An image that an encoder makes into 4 rows has 4 units in the text. Their token is `PLACEHOLDER` (or the one that a model has for images),
+which only keeps the place, no loss is counted before them, and `image_rows` (or `audio_rows`) says which row each one takes, counted
+through all images of the sample.
 
 The weight of each target is in the mask of one kind, so that a loss or an accuracy about images has a denominator of its own;
 `loss_mask` is the sum of the three.
@@ -21,7 +22,7 @@ Stream = Literal["image", "audio"]
 Kind = Literal["image", "audio", "text"]
 
 PLACEHOLDER = 0
-"""Token of units that take a row."""
+"""Token of units that take a row, where no model has one of its own."""
 
 _KINDS: tuple[Kind, ...] = ("image", "audio", "text")
 _INTEGERS = ("tokens", "targets", "image_rows", "audio_rows")
@@ -62,9 +63,15 @@ class Interleaved:
         for rows in self._rows.values():
             rows += [-1] * len(ids)
 
-    def place(self, stream: Stream, rows: int) -> None:
-        """Appends units that take the next `rows` rows of the images, or of the clips."""
-        self.write([PLACEHOLDER] * rows)
+    def place(self, stream: Stream, rows: int, token: int = PLACEHOLDER) -> None:
+        """Appends units that take the next `rows` rows of the images, or of the clips.
+
+        Args:
+            stream: which of the two.
+            rows: how many.
+            token: the id that keeps their places.
+        """
+        self.write([token] * rows)
         first = self._next[stream]
         self._rows[stream][len(self._tokens) - rows :] = range(first, first + rows)
         self._next[stream] = first + rows

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 import wave
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,26 +86,24 @@ def read_image(path: Path, *, block: int, most_blocks: int, max_pixels: int) -> 
         Unusable: it is too large, has no area, or is no complete image.
         DataError: Pillow is not installed.
     """
-    images, operations = (import_extra(f"PIL.{name}", "pillow", "images") for name in ("Image", "ImageOps"))
-    try:
-        _check_area(path)
-        with images.open(path) as image:
-            _check_size(path, image.size, max_pixels)
-            upright = operations.exif_transpose(image)
-            height, width = scaled_size(upright.height, upright.width, block, most_blocks)
-            scaled = _in_colour(images, upright).resize((width, height), images.Resampling.BICUBIC)
-            return np.asarray(scaled, np.float32) / 255
-    except Unusable:
-        raise
-    except (images.DecompressionBombError, images.DecompressionBombWarning) as error:
-        raise _too_large(path, f"at most {max_pixels} pixels", str(error)) from error
-    except Exception as error:  # Pillow's decoders raise what they like: OSError, SyntaxError, ValueError, struct.error, ...
-        raise Unusable(
-            "image-unreadable",
-            f"image {str(path)!r} cannot be read",
-            wanted="a complete image in a format that Pillow reads",
-            have=_cause(path, error),
-        ) from error
+    return _pixels(path, max_pixels, lambda height, width: scaled_size(height, width, block, most_blocks)).astype(np.float32) / 255
+
+
+def read_pixels(path: Path, *, max_pixels: int) -> np.ndarray:
+    """Reads an image as `read_image` does, in its own size.
+
+    Args:
+        path: the file.
+        max_pixels: most pixels that it may have.
+
+    Returns:
+        uint8 [H, W, 3].
+
+    Raises:
+        Unusable: it is too large, has no area, or is no complete image.
+        DataError: Pillow is not installed.
+    """
+    return _pixels(path, max_pixels, lambda height, width: (height, width))
 
 
 def scaled_size(height: int, width: int, block: int, most_blocks: int) -> tuple[int, int]:
@@ -161,6 +160,29 @@ def _loudness(data: bytes, width: int) -> np.ndarray:
     padded = np.zeros((len(data) // width, 4), np.uint8)
     padded[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(-1, width)
     return padded.view("<i4")[:, 0].astype(np.float32) / 2**31
+
+
+def _pixels(path: Path, max_pixels: int, size_of: Callable[[int, int], tuple[int, int]]) -> np.ndarray:
+    """uint8 [H, W, 3]: an image, scaled to what `size_of` makes of its height and width."""
+    images, operations = (import_extra(f"PIL.{name}", "pillow", "images") for name in ("Image", "ImageOps"))
+    try:
+        _check_area(path)
+        with images.open(path) as image:
+            _check_size(path, image.size, max_pixels)
+            upright = operations.exif_transpose(image)
+            height, width = size_of(upright.height, upright.width)
+            return np.asarray(_in_colour(images, upright).resize((width, height), images.Resampling.BICUBIC))
+    except Unusable:
+        raise
+    except (images.DecompressionBombError, images.DecompressionBombWarning) as error:
+        raise _too_large(path, f"at most {max_pixels} pixels", str(error)) from error
+    except Exception as error:  # Pillow's decoders raise what they like: OSError, SyntaxError, ValueError, struct.error, ...
+        raise Unusable(
+            "image-unreadable",
+            f"image {str(path)!r} cannot be read",
+            wanted="a complete image in a format that Pillow reads",
+            have=_cause(path, error),
+        ) from error
 
 
 def _in_colour(images: Any, image: Any) -> Any:

@@ -42,8 +42,25 @@ def image_item(image_HWC: np.ndarray, patch_size: int, merge: int) -> Item:
     rows, columns = height // patch_size, width // patch_size
     patches = image_HWC.reshape(rows, patch_size, columns, patch_size, channels).swapaxes(1, 2)
     numbers_NP = _in_blocks(patches.reshape(rows, columns, -1), merge)
-    arrays = {"patches": (2 * numbers_NP - 1).astype(np.float32), "coords": _places(rows, columns, merge)}
+    arrays = {"patches": (2 * numbers_NP - 1).astype(np.float32), "coords": patch_places(rows, columns, merge)}
     return Item(units=rows * columns, arrays=arrays)
+
+
+@functools.lru_cache
+def patch_places(rows: int, columns: int, merge: int) -> np.ndarray:
+    """Returns row and column of each patch of an image, in the order of patches.
+
+    Args:
+        rows: of patches, a multiple of merge.
+        columns: of patches, a multiple of merge.
+        merge: patches along a side of a block.
+
+    Returns:
+        int32 [rows * columns, 2]; read-only, since images share it.
+    """
+    places_N2 = _in_blocks(np.moveaxis(np.indices((rows, columns), np.int32), 0, -1), merge)
+    places_N2.flags.writeable = False
+    return places_N2
 
 
 def resized(image_HW: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -53,14 +70,6 @@ def resized(image_HW: np.ndarray, height: int, width: int) -> np.ndarray:
     [[0.0, 0.25, 0.75, 1.0]]
     """
     return _weights(image_HW.shape[0], height) @ image_HW @ _weights(image_HW.shape[1], width).T
-
-
-@functools.lru_cache
-def _places(rows: int, columns: int, merge: int) -> np.ndarray:
-    """int32 [rows * columns, 2]: row and column of each patch, in the order of patches; read-only, since images share it."""
-    places_N2 = _in_blocks(np.moveaxis(np.indices((rows, columns), np.int32), 0, -1), merge)
-    places_N2.flags.writeable = False
-    return places_N2
 
 
 def _in_blocks(grid: np.ndarray, merge: int) -> np.ndarray:

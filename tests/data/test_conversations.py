@@ -350,7 +350,8 @@ def test_images_and_sound_in_lists_stand_in_order(root: Path) -> None:
         ({"messages": listed({"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}}, TYPED)}, "unusable path"),
         ({"messages": listed({"type": "image", "path": 3}, TYPED)}, "unusable path"),
         ({"messages": listed({"type": "image", "path": "a.png"}, TYPED), "images": ["a.png"]}, "paths in two places"),
-        ({"messages": listed({"type": "video", "path": "a.mp4"}, TYPED)}, "no text"),
+        ({"messages": listed({"type": "video", "path": "a.mp4"}, TYPED)}, "video"),
+        ({"messages": ASKED, "image": "a.png", "videos": ["a.mp4"]}, "video"),
         ({"messages": listed("What?")}, "no text"),
         ({"messages": ASKED, "image": "half \ud83d.png"}, "not UTF-8"),
         ({"messages": ASKED[:1], "image": "a.png"}, "no answer"),
@@ -398,7 +399,7 @@ def test_without_pillow_lines_with_images_are_an_error(root: Path, monkeypatch: 
     assert len(loaded(root, {"text": "one"}).train) == 1
     with pytest.raises(DataError) as caught:
         loaded(root, {"messages": ASKED, "image": "a.png"})
-    assert caught.value.anchor == "examples-missing"
+    assert caught.value.anchor == "extra-missing"
 
 
 @pytest.mark.parametrize(

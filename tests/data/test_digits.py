@@ -31,7 +31,7 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match="the images of digits need") as caught:
         load_digits(set_by="omni.gin:3  Omni.shares")
-    assert caught.value.anchor == "examples-missing"
+    assert caught.value.anchor == "extra-missing"
     assert caught.value.set_by == "omni.gin:3  Omni.shares"
     assert "pip install 'maestro_jax[examples]'" in caught.value.fix
 

@@ -114,12 +114,12 @@ class Reader:
         tokens = iter(tokenize_stretches(self._tokenizer, texts) if texts else ())
         units = {"image": self._reading.merge**2, "audio": self._reading.stride}
         waiting = {stream: iter(some) for stream, some in items.items()}
-        text, token = Interleaved(), PLACEHOLDER if self._model is None else self._model.image_token_id
+        text, place = Interleaved(), PLACEHOLDER if self._model is None else self._model.image_token_id
         kind: Kind = "text"
         for piece, trained in pieces:
             if piece in placeholders:
                 stream = kind = placeholders[piece]
-                text.place(stream, next(waiting[stream]).units // units[stream], token)
+                text.place(stream, next(waiting[stream]).units // units[stream], place)
                 continue
             for token, own in zip(*next(tokens), strict=True):
                 text.write([int(token)], kind if trained and (own or whole) else None)

@@ -14,6 +14,7 @@ from .mixture import Mixture
 from .omni import Omni
 from .packing import Packed, pack
 from .patches import image_item, image_specs
+from .positions import rope_positions
 from .routes import Route, route
 from .samples import ArraySpec, Item, Sample
 from .text_folder import TextFolder
@@ -40,5 +41,6 @@ __all__ = [
     "image_specs",
     "load_digits",
     "pack",
+    "rope_positions",
     "route",
 ]

@@ -92,7 +92,7 @@ def parsed(line: bytes, default_name: str, writing: Writing) -> Parsed:
         for piece, trained in writing.pieces(document):
             if trained and piece in writing.placeholders:
                 raise BadLine("placeholder in an answer", short(piece))
-    paths = {stream: _paths(record, stream) for stream in PLACEHOLDERS.values()}
+    paths: dict[Stream, tuple[str, ...]] = {stream: _paths(record, stream) for stream in PLACEHOLDERS.values()}
     for stream, found in paths.items():
         if found and stream not in writing.placeholders.values():
             raise BadLine(f"{stream}, which the model has no place for", short(list(found)))

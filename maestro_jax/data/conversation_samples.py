@@ -19,7 +19,7 @@ from .lazy import Digest, LazySamples
 from .media import Unusable, find_below, read_clip, read_image
 from .mel import audio_item
 from .patches import image_item
-from .rope_positions import rope_positions
+from .positions import rope_positions
 from .samples import Item, Sample
 
 if TYPE_CHECKING:

@@ -81,12 +81,12 @@ class VisionLanguage:
             raise self._refused("an image token that stays whole in a text", f"image_token_id = {image_token_id}, of {token!r}")
         self._token = token
         size = getattr(processor, "size", None) or {}
-        self._bounds = size.get("shortest_edge"), size.get("longest_edge")
-        if "image_grid_thw" not in getattr(processor, "model_input_names", ()) or None in self._bounds:
+        least, most = size.get("shortest_edge"), size.get("longest_edge")
+        if "image_grid_thw" not in getattr(processor, "model_input_names", ()) or least is None or most is None:
             have = f"{type(processor).__name__} with the size {dict(size)}"
             raise self._refused("an image processor such as Qwen2VLImageProcessor, with the least and the most pixels of an image", have)
-        self.patch_size, self.merge = int(processor.patch_size), int(processor.merge_size)
-        self.least_patches = math.ceil(self._bounds[0] / self.patch_size**2)
+        self.patch_size, self.merge, self._bounds = int(processor.patch_size), int(processor.merge_size), (int(least), int(most))
+        self.least_patches = math.ceil(least / self.patch_size**2)
         self._image = self._image_text()
         self.writing = Writing(messages=self._messages, text=self._text, placeholders={token: "image"})
         facts = [processor.to_dict(), template.source, template.tokens, image_token_id]

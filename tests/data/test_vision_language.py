@@ -6,6 +6,7 @@ The image processor of transformers is replaced by a small one here; `test_visio
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,13 @@ import numpy as np
 import pytest
 from vision_language_support import PROCESSOR, TEMPLATE, write_folder, write_image
 
+from maestro_jax.config import load
 from maestro_jax.data import Conversations, Dataset, Sample
 from maestro_jax.data import tokenizer as vocabulary
 from maestro_jax.data.patches import image_item
 from maestro_jax.errors import ConfigError, DataError
 
+MODELS = Path(__file__).parent.parent.parent / "docs" / "models.md"
 ASKED = [{"role": "user", "content": "<image>\nWhat is it?"}, {"role": "assistant", "content": "A cat."}]
 WRITTEN = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
@@ -177,6 +180,19 @@ def test_fewer_patches_than_the_smallest_image_has_are_refused(root: Path) -> No
 def test_what_the_folder_decides_is_not_set_twice(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"Conversations\.{field} is out of range"):
         Conversations(path="a.jsonl", model="folder", **{field: value})
+
+
+def test_the_settings_of_the_documentation_are_read(root: Path) -> None:
+    blocks = re.findall(r"```gin\n(.*?)```", MODELS.read_text(), flags=re.DOTALL)
+    [text] = [block for block in blocks if "Conversations.model" in block]
+    lines = [line for line in text.splitlines() if line.startswith("Conversations.")]
+    (root / "run.gin").write_text("\n".join([*lines, "Conversations.heldout_fraction = 0"]) + "\n")
+    write_folder(root / "qwen-folder")
+    (root / "chats").mkdir()
+    (root / "a.png").rename(root / "chats" / "a.png")
+    (root / "chats" / "mine.jsonl").write_text(json.dumps({"messages": ASKED, "image": "a.png"}) + "\n")
+    made = load(str(root / "run.gin"), root="Conversations").build()
+    assert set(made.load().train[0].items) == {"text", "image"}
 
 
 def test_the_fingerprint_is_also_that_of_the_folder(root: Path) -> None:

@@ -10,6 +10,7 @@ from .digits import load_digits
 from .interleaved import INTERLEAVED_SPECS, Interleaved
 from .jsonl import Jsonl
 from .lazy import LazySamples
+from .long_tail import LongTail
 from .mixture import Mixture
 from .omni import Omni
 from .packing import Packed, pack
@@ -30,6 +31,7 @@ __all__ = [
     "Item",
     "Jsonl",
     "LazySamples",
+    "LongTail",
     "Mixture",
     "Omni",
     "Packed",

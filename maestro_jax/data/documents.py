@@ -66,6 +66,10 @@ def tokenize_stretches(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple
     # The tokenizer's own special tokens go around the whole, not around each stretch; what comes back marks them.
     joined = tokenizer.post_process(Encoding.merge(encodings, False), None, True)
     ids, own = list(joined.ids), [1.0 - special for special in joined.special_tokens_mask]
+    first = own.index(1.0) if 1.0 in own else 0
+    if first and ids[first - 1] == ids[first]:
+        # A chat template writes the token itself that the tokenizer puts before a text.
+        del ids[first - 1], own[first - 1]
     end = vocabulary.end_of_text(tokenizer)
     if end is not None and ids[-1:] != [end]:
         ids, own = [*ids, end], [*own, 0.0]

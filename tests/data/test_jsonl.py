@@ -115,6 +115,18 @@ def test_special_tokens_of_a_tokenizer_go_around_the_conversation_and_are_not_tr
     assert targets.tolist().count(0) == 1
 
 
+def test_a_template_that_writes_the_first_token_itself_does_not_make_it_two(tmp_path: Path) -> None:
+    tokenizer = vocabulary.train(["to be"], vocab_size=257)
+    tokenizer.add_special_tokens(["<s>", "<|im_end|>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 257)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "<|im_end|>"}))
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
+    path = written(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})
+    (sample,) = loaded(path, tokenizer=str(tmp_path / "tokenizer.json"), chat_template=str(tmp_path)).train
+    assert sample.items["text"][0].arrays["tokens"].tolist()[:2] == [257, tokenizer.token_to_id("q")]
+
+
 def test_pieces_without_an_answer_are_dropped_and_counted(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "why? " * 40}, {"role": "assistant", "content": "because"}]
     path = written(tmp_path / "a.jsonl", {"messages": messages})

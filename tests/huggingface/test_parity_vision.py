@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,21 @@ import numpy as np
 import pytest
 from model_support import parts
 from parity_support import torch, transformers
+from vision_language_support import PROCESSOR, write_folder, write_image
 
+from maestro_jax.data import Conversations
 from maestro_jax.data.patches import image_item
-from maestro_jax.huggingface import Folder, load, save
+from maestro_jax.graph import Objective, Section, SectionGraph
+from maestro_jax.huggingface import Folder, HuggingFace, load, save
 from maestro_jax.models import Multimodal
+from maestro_jax.optimizers import Sgd
+from maestro_jax.terminal import Terminal
+from maestro_jax.trainer import Trainer
 
 pytestmark = pytest.mark.parity
 
 IMAGE, START, END = 90, 92, 93
+TOKENS = {"image_token_id": IMAGE, "video_token_id": 91, "vision_start_token_id": START, "vision_end_token_id": END}
 TEXT = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -46,10 +55,11 @@ VISION = {
 GRIDS = [(6, 10), (4, 4), (2, 14)]
 
 
-def tiny_model(**changes: Any) -> Any:
+def tiny_model(vocab_size: int = 96, **changes: Any) -> Any:
     torch.manual_seed(0)
-    tokens = {"image_token_id": IMAGE, "video_token_id": 91, "vision_start_token_id": START, "vision_end_token_id": END}
-    config = transformers.Qwen2_5_VLConfig(text_config=TEXT, vision_config=VISION, **tokens, **changes)
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**TEXT, "vocab_size": vocab_size}, vision_config=VISION, **{**TOKENS, **changes}
+    )
     model = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -80,7 +90,7 @@ def conversation(count: int, seed: int) -> list[int]:
 def wanted_of(model: Any, tokens: list[int], count: int) -> tuple[Any, np.ndarray]:
     """Logits [L, V] as a tensor, and rotary positions [L, 3]."""
     ids = torch.tensor([tokens])
-    kinds = (ids == IMAGE).int()
+    kinds = (ids == model.config.image_token_id).int()
     more: dict[str, Any] = {}
     if count:
         more["pixel_values"] = torch.tensor(np.concatenate([patches for patches, _, _ in images(count)]))
@@ -107,7 +117,7 @@ def vision_batch(count: int, length: int) -> dict[str, jax.Array]:
     return {**found, "sample_ids": found["segment_ids"].astype(jnp.uint32)}
 
 
-def text_batch(texts: list[tuple[list[int], np.ndarray]], length: int) -> dict[str, jax.Array]:
+def text_batch(texts: list[tuple[list[int], np.ndarray]], length: int, image: int = IMAGE) -> dict[str, jax.Array]:
     """Texts behind one another in one row; the first one has the images."""
     names = ("tokens", "targets", "segment_ids", "positions")
     batch: dict[str, np.ndarray] = {name: np.zeros((1, length), np.int32) for name in names}
@@ -119,7 +129,7 @@ def text_batch(texts: list[tuple[list[int], np.ndarray]], length: int) -> dict[s
         batch["tokens"][here], batch["segment_ids"][here], batch["positions"][here] = tokens, number, np.arange(len(tokens))
         batch["rope_positions"][here] = rope
         batch["targets"][0, start : start + len(tokens) - 1], batch["loss_mask"][0, start : start + len(tokens) - 1] = tokens[1:], 1.0
-        for place in np.flatnonzero(np.array(tokens) == IMAGE):
+        for place in np.flatnonzero(np.array(tokens) == image):
             batch["image_rows"][0, start + place], taken = taken, taken + 1
         start += len(tokens)
     found = {name: jnp.asarray(value) for name, value in batch.items()}
@@ -208,3 +218,72 @@ def test_transformers_opens_what_is_saved_and_it_is_the_same(tmp_path: Path) -> 
     again = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(saved)
     for (name, one), two in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(one, two), name
+
+
+def tuned_folder(folder: Path) -> Any:
+    """A whole folder of a tiny model, tokenizer and all, and the model."""
+    write_folder(folder, processor={**PROCESSOR, "patch_size": 2, "min_pixels": 16, "max_pixels": 400})
+    ids = {name: value for name, value in json.loads((folder / "config.json").read_text()).items() if name.endswith("_token_id")}
+    model = tiny_model(vocab_size=320, **ids)
+    model.save_pretrained(folder)
+    return model
+
+
+def conversations_in(folder: Path) -> str:
+    """Twelve conversations with no, one and two images of their own sizes."""
+    lines = []
+    for number in range(12):
+        names = [f"{number}_{n}.png" for n in range(number % 3)]
+        for n, name in enumerate(names):
+            write_image(folder / name, 8 + 4 * (number % 4), 8 + 8 * n, seed=number)
+        question, answer = "<image>" * len(names) + "What is it?", f"A cat, and {number} dogs."
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        lines.append(json.dumps({"id": str(number), "messages": messages, "images": names}))
+    (folder / "chats.jsonl").write_text("\n".join(lines) + "\n")
+    return str(folder / "chats.jsonl")
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_fine_tuning_on_json_lines_runs_and_opens_in_transformers_with_equal_logits(devices: int, tmp_path: Path) -> None:
+    folder = str(tmp_path / "model")
+    before = tuned_folder(tmp_path / "model")
+    language = HuggingFace(folder=folder, part="language")
+    llm = Multimodal(decoder=language, inputs=("image",), objectives={"cross_entropy": ("cross_entropy", "loss_mask")})
+    sections = (
+        Section(
+            name="vision",
+            module=HuggingFace(folder=folder, part="vision"),
+            reads="image",
+            microbatch=256,
+            row_length=128,
+            replicas=devices // 2,
+        ),
+        Section(
+            name="llm",
+            module=llm,
+            inputs={"image": "vision.hidden[image_rows]"},
+            objectives={"cross_entropy": Objective()},
+            microbatch=256,
+            row_length=128,
+            axes={"tensor": devices // 2},
+        ),
+    )
+    data = Conversations(path=conversations_in(tmp_path), model=folder, max_length=128, max_patches=100, heldout_fraction=0.0)
+    trainer = Trainer(graph=SectionGraph(sections=sections), data=data, steps=3, batch=6, optimizer=Sgd(learning_rate=0.05), metrics=None)
+    run = trainer.fit(tmp_path / "run", terminal=Terminal(io.StringIO()), verify_step=True)
+    assert {d for s in run.engine.plan.sections.values() for d in s.submesh.mesh.devices.flat} == set(jax.devices()[:devices])
+    assert [path.name for path in (tmp_path / "run" / "weights").iterdir()] == ["vision_llm"]
+
+    trained = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "run" / "weights" / "vision_llm").eval()
+    image = trained.config.image_token_id
+    tokens = [image if token == IMAGE else token for token in conversation(2, 1)]
+    with torch.no_grad():
+        wanted, rope = wanted_of(trained, tokens, 2)
+        untrained, _ = wanted_of(before, tokens, 2)
+    rows_TW = jax.jit(parts(HuggingFace(folder=folder, part="vision").config)[2])(run.engine.parameters("vision"), vision_batch(2, 80))
+    text = text_batch([(tokens, rope)], 64, image)
+    apply = jax.jit(lambda p, b, rows: parts(Multimodal(decoder=language.config, inputs=("image",)))[2](p, b, image=rows))
+    own = run.engine.parameters("llm")
+    hidden_LD = apply(own, text, placed(rows_TW["hidden"][0], text))["hidden"][0, : len(tokens)]
+    np.testing.assert_allclose(hidden_LD @ own["decoder/head/weight"].T, wanted.numpy(), rtol=0, atol=2e-4)
+    assert float((wanted - untrained).abs().max()) > 1e-2

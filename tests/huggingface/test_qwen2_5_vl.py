@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +12,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from maestro_jax.config import load as load_config
+from maestro_jax.data import LongTail
 from maestro_jax.errors import ConfigError
 from maestro_jax.final_weights import save_sections
 from maestro_jax.graph import Objective, Section
 from maestro_jax.huggingface import Folder, HuggingFace, load
 from maestro_jax.models import Decoder, Multimodal, VisionTransformer
+from maestro_jax.trainer import Trainer
+
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
 
 TEXT: Mapping[str, Any] = {
     "attention_dropout": 0.0,
@@ -76,6 +82,26 @@ NEWER = {
     "vision_config": {**VISION, "in_channels": 3, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "axial"}},
 }
 """As transformers 5 writes it."""
+
+
+PUBLISHED: Mapping[str, Any] = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}
+PUBLISHED_VISION: Mapping[str, Any] = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "out_hidden_size": 3584,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+"""The sizes of Qwen2.5-VL-7B-Instruct."""
 
 
 def tensors_of(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -241,3 +267,34 @@ def test_two_sections_with_the_same_part_make_two_folders(tmp_path: Path) -> Non
     other = Section(name="other", module=llm.module, inputs=llm.inputs, objectives=llm.objectives, microbatch=64)
     saved = save_sections(tmp_path / "out", [llm, other], lambda name: arrays, None, "float32", 10**9)
     assert saved == [tmp_path / "out" / "llm", tmp_path / "out" / "other"]
+
+
+@pytest.mark.parametrize(("name", "trained"), [("qwen2_5_vl_7b", True), ("qwen2_5_vl_7b_frozen_tower", False)])
+def test_the_shipped_configs_have_the_sizes_of_the_published_model_and_are_planned_without_it(name: str, trained: bool, tmp_path: Path) -> None:
+    made: Trainer = load_config(str(CONFIGS / f"{name}.gin"), [], root="train").build()
+    (tmp_path / "config.json").write_text(json.dumps({**OLDER, **PUBLISHED, "vision_config": {**VISION, **PUBLISHED_VISION}}))
+    models = Folder(tmp_path).models
+    tower, llm = made.graph.sections
+    assert dataclasses.replace(tower.module, attention="dense") == models["vision"].config
+    assert dataclasses.replace(llm.module.decoder, attention="dense") == models["language"].config
+    assert tower.trainable == trained
+    plan = made.setup().plan
+    parameters = {section: sum(int(np.prod(s.shape)) for s in p.shapes.params.values()) for section, p in plan.sections.items()}
+    # Added up from the shapes of the checkpoint's tensors, independently of this code.
+    assert parameters == {"vision": 676_550_144, "llm": 7_615_616_512}
+
+
+def test_made_up_samples_have_long_tails_and_fit_what_they_are_made_for() -> None:
+    data = LongTail(samples=400, longest=512, shortest=16, most_side=8, patch=6, vocab_size=100).load()
+    units = [sample.items["text"][0].units for sample in data.train]
+    images = [len(sample.items.get("image", ())) for sample in data.train]
+    assert max(units) <= 512
+    assert sum(count > 0 for count in images) == 200
+    assert images.count(1) > images.count(2) > 0
+    assert max(images) >= 8
+    for sample in data.train[:50]:
+        rows = sum(image.units for image in sample.items.get("image", ())) // 4
+        taken = sample.items["text"][0].arrays["image_rows"]
+        np.testing.assert_array_equal(taken[taken >= 0], np.arange(rows))
+    again = LongTail(samples=400, longest=512, shortest=16, most_side=8, patch=6, vocab_size=100).load()
+    assert (data.fingerprint, units) == (again.fingerprint, [sample.items["text"][0].units for sample in again.train])

@@ -104,7 +104,7 @@ class Sizes:
 
 
 FULL = Sizes(
-    batch=128,
+    batch=160,
     embed=384,
     vision_layers=6,
     llm_layers=5,

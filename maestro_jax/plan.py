@@ -1,0 +1,177 @@
+"""`python -m maestro_jax.plan --gin_file=FILE --devices=N --hardware=h200`: the best plans of a config, for devices that need not be there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from . import configurables
+from .command_line import split_arguments
+from .config import find_file, load
+from .errors import ConfigError, MaestroError
+from .files import write_output
+from .hardware import HARDWARE, hardware_named
+from .plan_table import human_bytes, human_count
+from .planner import Forecast, Planner
+from .simulation import markdown
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code: 0, or 2 for a mistake of the user's."""
+    try:
+        rest, overrides = split_arguments(sys.argv[1:] if argv is None else argv)
+        args = _parser().parse_args(rest)
+        return _plan(args, overrides)
+    except MaestroError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+
+def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    if args.devices < 1:
+        raise ConfigError(
+            "there is nothing to plan for.",
+            wanted="at least 1 device",
+            have=str(args.devices),
+            set_by="command line  --devices",
+            fix="say how many devices there will be",
+            anchor="plan-infeasible",
+        )
+    hardware = hardware_named(args.hardware, set_by="command line  --hardware")
+    trainer: configurables.trainer.Trainer = load(args.gin_file, overrides, root="train").build()
+    planner = Planner(trainer, hardware, args.devices)
+    plans = planner.plans(args.top)
+    best = [planner.forecast(each) for each in plans.best]
+    others = {"one layout": plans.one_layout, "time-shared": plans.time_shared}
+    conventional = {name: planner.forecast(each) if each is not None else None for name, each in others.items()}
+    if args.json:
+        told = {"plans": [to_json(each) for each in best], **{k: to_json(v) if v else None for k, v in conventional.items()}}
+        print(json.dumps(told, indent=2))
+    else:
+        print(describe(planner, best, conventional))
+    if args.write:
+        text = gin_text(args.gin_file, [*overrides, *planner.bindings(plans.best[0])], f"{args.devices} x {args.hardware}")
+        write_output(args.write, text, what="plan", flag="--write", kind=ConfigError)
+        print(f"{args.write}: python -m maestro_jax.train --gin_file={args.write}")
+    return 0
+
+
+def describe(planner: Planner, best: Sequence[Forecast], conventional: dict[str, Forecast | None]) -> str:
+    """Writes plans as tables: first what they do, then what each section gets.
+
+    Args:
+        planner: that made them.
+        best: the best plans, those with the shortest step first.
+        conventional: name -> the best plan of a conventional kind, or None where none fits.
+    """
+    named = {str(number): each for number, each in enumerate(best, start=1)} | conventional
+    rows = [["plan", "step", "tokens/s", "MFU", "device-hours", "memory", "devices"]]
+    rows += [_figures(name, each, planner) for name, each in named.items()]
+    places = [["plan", "section", "devices", "replicas", "axes", "micro-batch", "remat", "memory", "busy"]]
+    for name, each in named.items():
+        places += _places(name, each) if each is not None else []
+    lines = [
+        f"predictions for {planner.devices} x {planner.hardware.name}, batches of {planner.trainer.batch} samples, {planner.trainer.steps} steps",
+        "",
+        markdown(rows),
+        "",
+        markdown(places),
+        "",
+        *_verdict(best[0], conventional),
+    ]
+    return "\n".join(lines)
+
+
+def _figures(name: str, forecast: Forecast | None, planner: Planner) -> list[str]:
+    if forecast is None:
+        return [name, "does not fit", "", "", "", "", ""]
+    planned = forecast.planned
+    return [
+        name,
+        f"{forecast.seconds:.3g} s",
+        human_count(forecast.tokens),
+        f"{forecast.mfu:.0%}",
+        f"{forecast.device_hours:.3g}",
+        f"{human_bytes(planned.allocation.memory)} of {human_bytes(planner.problem.memory)}",
+        f"{planned.allocation.devices} of {planner.devices}",
+    ]
+
+
+def _places(name: str, forecast: Forecast) -> list[list[str]]:
+    found = []
+    for section, choice in forecast.planned.allocation.choices.items():
+        key = dict(choice.candidate.key)
+        last = choice.first + choice.devices - 1
+        found.append(
+            [
+                name,
+                section,
+                f"{choice.first}-{last}" if last > choice.first else str(last),
+                str(choice.replicas),
+                key["axes"],
+                ", ".join(map(str, choice.candidate.work.buckets)),
+                key["remat"],
+                human_bytes(choice.memory),
+                f"{forecast.planned.utilization[section]:.0%}",
+            ]
+        )
+    return found
+
+
+def _verdict(best: Forecast, conventional: dict[str, Forecast | None]) -> list[str]:
+    lines = []
+    for name, other in conventional.items():
+        if other is None:
+            lines.append(f"{name}: no such plan fits")
+        else:
+            lines.append(f"{name}: {other.device_hours / best.device_hours:.2f} times the device-hours of plan 1")
+    if len(best.planned.allocation.groups) == 1:
+        lines.append("disjoint submeshes lose here: plan 1 lets all sections take turns on the same devices")
+    return lines
+
+
+def to_json(forecast: Forecast) -> dict[str, Any]:
+    """A forecast as JSON values."""
+    sections = {}
+    for name, choice in forecast.planned.allocation.choices.items():
+        sections[name] = {
+            "first_device": choice.first,
+            "devices": choice.devices,
+            "replicas": choice.replicas,
+            **dict(choice.candidate.key),
+            "buckets": list(choice.candidate.work.buckets),
+            "memory": choice.memory,
+            "utilization": forecast.planned.utilization[name],
+        }
+    return {
+        "seconds": forecast.seconds,
+        "lower_bound_seconds": forecast.planned.lower_bound / 1e9,
+        "tokens_per_second": forecast.tokens,
+        "mfu": forecast.mfu,
+        "device_hours": forecast.device_hours,
+        "sections": sections,
+    }
+
+
+def gin_text(base: str, bindings: Sequence[str], made_for: str) -> str:
+    """A gin file that changes a config to a plan."""
+    file = str(find_file(base).resolve())
+    return "\n".join([f"# A plan for {made_for}, by python -m maestro_jax.plan.", "", f"include {file!r}", "", *bindings, ""])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m maestro_jax.plan", description="Plans a config for devices that need not be there.")
+    parser.add_argument("--gin_file", required=True, help="config file; a name without a folder is also found among the shipped ones")
+    parser.add_argument("--devices", type=int, required=True, help="how many devices there will be")
+    parser.add_argument("--hardware", required=True, help=f"kind of device: {', '.join(HARDWARE)}")
+    parser.add_argument("--top", type=int, default=5, help="how many plans are shown; default 5")
+    parser.add_argument("--write", metavar="FILE", help="write the best plan as a gin file that maestro_jax.train takes")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from . import configurables
@@ -14,9 +15,12 @@ from .config import find_file, load
 from .errors import ConfigError, MaestroError
 from .files import write_output
 from .hardware import HARDWARE, hardware_named
+from .measurements import Measurements
 from .plan_table import human_bytes, human_count
 from .planner import Forecast, Planner
 from .simulation import markdown
+
+HARDWARE_FLAG = "command line  --hardware"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,9 +44,10 @@ def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> int:
             fix="say how many devices there will be",
             anchor="plan-infeasible",
         )
-    hardware = hardware_named(args.hardware, set_by="command line  --hardware")
+    measured = Measurements.read(Path(args.hardware), set_by=HARDWARE_FLAG) if args.hardware.endswith(".json") else None
+    hardware = hardware_named(args.hardware if measured is None else measured.hardware, set_by=HARDWARE_FLAG)
     trainer: configurables.trainer.Trainer = load(args.gin_file, overrides, root="train").build()
-    planner = Planner(trainer, hardware, args.devices)
+    planner = Planner(trainer, hardware, args.devices, measured.sections if measured is not None else None)
     plans = planner.plans(args.top)
     best = [planner.forecast(each) for each in plans.best]
     others = {"one layout": plans.one_layout, "time-shared": plans.time_shared}
@@ -166,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m maestro_jax.plan", description="Plans a config for devices that need not be there.")
     parser.add_argument("--gin_file", required=True, help="config file; a name without a folder is also found among the shipped ones")
     parser.add_argument("--devices", type=int, required=True, help="how many devices there will be")
-    parser.add_argument("--hardware", required=True, help=f"kind of device: {', '.join(HARDWARE)}")
+    parser.add_argument("--hardware", required=True, help=f"kind of device: {', '.join(HARDWARE)}, or measured.json")
     parser.add_argument("--top", type=int, default=5, help="how many plans are shown; default 5")
     parser.add_argument("--write", metavar="FILE", help="write the best plan as a gin file that maestro_jax.train takes")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from .data import Batches, Dataset
 from .hardware import Hardware
+from .measurements import MeasuredSection
 from .runtime.candidates import Traced
 from .runtime.feeds import sample_work
 from .runtime.plan import fans
@@ -54,15 +55,18 @@ class Planner:
         trainer: what is trained.
         hardware: what it would run on.
         devices: how many there are.
+        measured: section -> what its tasks took on such devices.
 
     Raises:
         MaestroError: the data cannot be loaded, or sections do not fit together.
     """
 
-    def __init__(self, trainer: Trainer, hardware: Hardware, devices: int) -> None:
+    def __init__(
+        self, trainer: Trainer, hardware: Hardware, devices: int, measured: Mapping[str, MeasuredSection] | None = None
+    ) -> None:
         self.trainer, self.hardware, self.devices = trainer, hardware, devices
         dataset = trainer.dataset()
-        self.traced = Traced(trainer.graph, dataset.specs, trainer.optimizers(), hardware, trainer.in_flight)
+        self.traced = Traced(trainer.graph, dataset.specs, trainer.optimizers(), hardware, trainer.in_flight, measured)
         self.problem = PlanningProblem(
             candidates={name: self.traced.candidates(name, devices) for name in self.traced.plan.sections},
             edges=self._edges,

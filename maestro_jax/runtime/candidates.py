@@ -21,6 +21,7 @@ from ..graph import Section, SectionGraph
 from ..graph.section import DEFAULT_RULES
 from ..graph.shapes import Specs
 from ..hardware import Hardware
+from ..measurements import MeasuredSection
 from ..meshes import partition_spec
 from ..meshes.rules import spread
 from ..schedules import Cost, SectionWork, fitted_cost
@@ -85,15 +86,23 @@ class Traced:
         optimizers: section -> optax transformation, for trainable sections.
         hardware: what they would run on.
         in_flight: most unfinished tasks of a replica.
+        measured: section -> what its tasks took; predictions are corrected by it.
     """
 
     def __init__(
-        self, graph: SectionGraph, specs: Specs, optimizers: Mapping[str, Any], hardware: Hardware, in_flight: int
+        self,
+        graph: SectionGraph,
+        specs: Specs,
+        optimizers: Mapping[str, Any],
+        hardware: Hardware,
+        in_flight: int,
+        measured: Mapping[str, MeasuredSection] | None = None,
     ) -> None:
         self.graph, self.hardware, self.in_flight = graph, hardware, in_flight
         self.rows = {s.name: s.row_length or s.buckets[-1] for s in graph.sections}
         self.plan = _alone(graph, specs, self.rows)
         self._sections = {name: _Section(self.plan, name, optimizers.get(name)) for name in self.plan.sections}
+        self._corrections = {name: self._correction(self.graph[name], each) for name, each in (measured or {}).items()}
 
     def candidates(self, name: str, devices: int) -> tuple[Candidate, ...]:
         """Ways to run a section on so many devices, without those that its sizes do not allow.
@@ -110,7 +119,20 @@ class Traced:
         """Floating-point operations of a section for so many units, forward and backward, nothing computed twice."""
         return self._sections[name].operations(units, squares, self.rows[name])
 
+    def _correction(self, section: Section, measured: MeasuredSection) -> dict[str, float]:
+        """Factors between what was measured and what is predicted for the same, for the largest micro-batch of whole rows."""
+        rows = measured.buckets[-1] // measured.row_length
+        layout = Layout(tensor=measured.axes.get("tensor", 1), fsdp=measured.axes.get("fsdp", 1), rows=rows, remat=section.remat)
+        traced, items, bucket = self._sections[section.name], [measured.row_length] * rows, measured.buckets[-1]
+        found = {}
+        for kind, cost in (("forward", measured.forward), ("backward", measured.backward)):
+            predicted = self._cost(traced, layout, (bucket,), forward=kind == "forward").of(bucket, items)
+            found[kind] = cost.of(bucket, items) / predicted if predicted else 1.0
+        predicted = self._update(traced, layout, measured.replicas)
+        return {**found, "update": measured.update / predicted if predicted else 1.0}
+
     def _candidate(self, section: Section, layout: Layout, devices: int) -> Candidate:
+        correct = self._corrections.get(section.name, {"forward": 1.0, "backward": 1.0, "update": 1.0})
         traced, row = self._sections[section.name], self.rows[section.name]
         buckets = layout.buckets(row)
         state, shared = traced.state(layout)
@@ -119,8 +141,8 @@ class Traced:
             buckets=buckets,
             trainable=section.trainable,
             max_inflight=UNLIMITED,
-            forward=self._cost(traced, layout, buckets, forward=True),
-            backward=self._cost(traced, layout, buckets, forward=False),
+            forward=_times(self._cost(traced, layout, buckets, forward=True), correct["forward"]),
+            backward=_times(self._cost(traced, layout, buckets, forward=False), correct["backward"]),
             row_length=row,
             packed=section.packed,
             bucket_bytes=tuple(traced.in_flight(layout, bucket // row) for bucket in buckets),
@@ -135,7 +157,9 @@ class Traced:
             shared_state=shared,
             scratch=traced.scratch(layout),
             in_flight=self.in_flight,
-            updates={count: self._update(traced, layout, count) for count in range(1, devices // layout.devices + 1)},
+            updates={
+                count: round(correct["update"] * self._update(traced, layout, count)) for count in range(1, devices // layout.devices + 1)
+            },
         )
 
     def _cost(self, traced: _Section, layout: Layout, buckets: Sequence[int], *, forward: bool) -> Cost:
@@ -254,7 +278,7 @@ class _Section:
         return batch + slots + kept
 
     def scratch(self, layout: Layout) -> int:
-        """Bytes on a device that the largest program needs beside its arguments: residuals of its own, and gradients before they are added."""
+        """Bytes on a device that the largest program needs beside its arguments: its residuals, and gradients before they are added."""
         kept = self._kept(layout, layout.rows)
         specs = self._specs(layout.sizes)
         found = sum(_bytes(shape, specs[path], layout.sizes) for path, shape in self._section.compute.items()) if self.runs_backward else 0
@@ -337,6 +361,14 @@ def _layouts(section: Section, devices: int, node: int) -> Iterator[Layout]:
     for tensor, fsdp, each, remat in itertools.product(_powers(min(node, most)), _powers(most), _powers(MOST_ROWS), remats):
         if tensor * fsdp <= most:
             yield Layout(tensor=tensor, fsdp=fsdp, rows=each * fsdp, remat=remat)
+
+
+def _times(cost: Cost, factor: float) -> Cost:
+    return Cost(
+        fixed=round(factor * cost.fixed),
+        per_unit=round(factor * cost.per_unit),
+        per_unit_squared=round(factor * cost.per_unit_squared),
+    )
 
 
 def _powers(most: int) -> list[int]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from maestro_jax import configurables
 from maestro_jax.config import load
-from maestro_jax.hardware import HARDWARE
 from maestro_jax.planner import Planner
+from maestro_jax.runtime.hardware import HARDWARE
 from maestro_jax.simulation import markdown
 
 CASES = (

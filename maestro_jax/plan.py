@@ -14,10 +14,10 @@ from .command_line import split_arguments
 from .config import find_file, load
 from .errors import ConfigError, MaestroError
 from .files import write_output
-from .hardware import HARDWARE, hardware_named
-from .measurements import Measurements
 from .plan_table import human_bytes, human_count
 from .planner import Forecast, Planner
+from .runtime.hardware import HARDWARE, hardware_named
+from .runtime.measured import Measurements
 from .simulation import markdown
 
 HARDWARE_FLAG = "command line  --hardware"

@@ -11,10 +11,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from .data import Batches, Dataset
-from .hardware import Hardware
-from .measurements import MeasuredSection
 from .runtime.candidates import Traced
 from .runtime.feeds import sample_work
+from .runtime.hardware import Hardware
+from .runtime.measured import MeasuredSection
 from .runtime.plan import fans
 from .schedules import EdgeWork
 from .schedules.candidates import Candidate, PlanningProblem

@@ -18,9 +18,9 @@ from .command_line import split_arguments
 from .config import load
 from .errors import ConfigError, MaestroError
 from .files import write_output
-from .hardware import HARDWARE
-from .measurements import MeasuredSection, Measurements
 from .run import Run
+from .runtime.hardware import HARDWARE
+from .runtime.measured import MeasuredSection, Measurements
 from .simulation import markdown, readable_time
 from .terminal import Terminal
 

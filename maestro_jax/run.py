@@ -250,11 +250,6 @@ class Run:
         self.skipped_samples = skipped
         self._bad.clear()
 
-    @property
-    def costs(self) -> Costs:
-        """What tasks and transfers cost, by which schedules are made."""
-        return self._preparer.costs
-
     def verify(self, *, limit: float = LIMIT, most_units: int = MOST_UNITS) -> Verification:
         """Compares the gradient at the present parameters with that of one program, on samples of the next steps; changes nothing.
 

@@ -10,7 +10,7 @@ import pytest
 from maestro_jax.config import load
 from maestro_jax.plan import main
 from maestro_jax.planner import Planner
-from maestro_jax.hardware import HARDWARE
+from maestro_jax.runtime.hardware import HARDWARE
 from maestro_jax.trainer import Trainer
 
 KD = ["--gin_file=kd_tiny.gin", "--hardware=cpu"]

@@ -20,8 +20,6 @@ from jax.sharding import PartitionSpec
 from ..graph import Section, SectionGraph
 from ..graph.section import DEFAULT_RULES
 from ..graph.shapes import Specs
-from ..hardware import Hardware
-from ..measurements import MeasuredSection
 from ..meshes import partition_spec
 from ..meshes.rules import spread
 from ..schedules import Cost, SectionWork, fitted_cost
@@ -30,6 +28,8 @@ from .arguments import Arguments
 from .costs import counted_work
 from .counts import Work
 from .feeds import UNLIMITED
+from .hardware import Hardware
+from .measured import MeasuredSection
 from .plan import Plan, SectionPlan, make_plan
 from .programs import SectionFunctions
 from .task_programs import TaskPrograms

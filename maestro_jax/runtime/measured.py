@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
-from .schedules import Cost
+from ..errors import ConfigError
+from ..schedules import Cost
 
 FORMAT = 1
 

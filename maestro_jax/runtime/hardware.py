@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from .errors import ConfigError, did_you_mean
+from ..errors import ConfigError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

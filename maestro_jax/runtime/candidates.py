@@ -8,6 +8,7 @@ micro-batch keeps for its backward is split by rows over `fsdp`, and over `tenso
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from .costs import counted_work
 from .counts import Work
 from .feeds import UNLIMITED
 from .hardware import Hardware
+from .liveness import peak_bytes
 from .measured import MeasuredSection
 from .plan import Plan, SectionPlan, make_plan
 from .programs import SectionFunctions
@@ -220,6 +222,8 @@ class _Section:
         one, two = sorted(counted)
         self._work = counted[one], counted[two]
         self._residuals = {bucket: _residuals(plan, self._section, bucket) for bucket in (one, two)}
+        self._programs = [_program(plan, self._section, bucket) for bucket in (one, two)]
+        self._peaks: dict[int, tuple[int, int]] = {}
         self.reduced_forward, self.reduced_backward = self._reduced()
 
     def fits(self, layout: Layout) -> bool:
@@ -278,11 +282,28 @@ class _Section:
         return batch + slots + kept
 
     def scratch(self, layout: Layout) -> int:
-        """Bytes on a device that the largest program needs beside its arguments: its residuals, and gradients before they are added."""
-        kept = self._kept(layout, layout.rows)
-        specs = self._specs(layout.sizes)
-        found = sum(_bytes(shape, specs[path], layout.sizes) for path, shape in self._section.compute.items()) if self.runs_backward else 0
-        return kept + found
+        """Bytes on a device that the largest program needs beside its arguments.
+
+        What grows with rows is that of the rows of one device; gradients are whole before they are scattered over `fsdp`.
+        """
+        if layout.tensor not in self._peaks:
+            one, two = (peak_bytes(program, lambda shape, size: self._share(shape, size, layout.tensor)) for program in self._programs)
+            self._peaks[layout.tensor] = one, two
+        one, two = self._peaks[layout.tensor]
+        found = one + (two - one) * (layout.rows // layout.fsdp - 1)
+        if layout.fsdp > 1:
+            found += self._gathered(layout)
+        # Residuals that were kept in flight are not made again.
+        before = self._kept(layout, layout.rows) if self._consumed and layout.remat != "inputs" else 0
+        return max(found - before, 0)
+
+    def _gathered(self, layout: Layout) -> int:
+        """Bytes of parameters that are whole for a while: those of one layer, and those of none."""
+        names, found = self._section.shapes.names, 0
+        for path, shape in self._shapes.items():
+            layers = shape.shape[0] if (names.get(path) or (None,))[0] == "layers" else 1
+            found += self._share(shape.shape, _bytes(shape), layout.tensor) // layers
+        return found
 
     def _kept(self, layout: Layout, rows: int) -> int:
         """Bytes on a device of what a backward needs of a forward of so many rows."""
@@ -290,11 +311,15 @@ class _Section:
         return max(0, one + (rows // layout.fsdp - 1) * (two - one))
 
     def _split(self, leaf: jax.ShapeDtypeStruct, layout: Layout) -> int:
-        """Bytes of a residual on each of the devices that `tensor` splits, if it has a dimension that the rules split."""
-        split = layout.tensor > 1 and any(size in self._split_sizes and size % layout.tensor == 0 for size in leaf.shape)
-        return _bytes(leaf) // (layout.tensor if split else 1)
+        """Bytes of a residual on each of the devices that `tensor` splits."""
+        return self._share(leaf.shape, _bytes(leaf), layout.tensor)
 
-    @property
+    def _share(self, shape: tuple[int, ...], size: int, tensor: int) -> int:
+        """Bytes of an array on each of the devices that `tensor` splits, if it has a dimension that the rules split."""
+        split = tensor > 1 and any(length in self._split_sizes and length % tensor == 0 for length in shape)
+        return size // (tensor if split else 1)
+
+    @functools.cached_property
     def _split_sizes(self) -> set[int]:
         """Sizes of the dimensions of parameters that `tensor` splits."""
         names = self._section.shapes.names
@@ -342,6 +367,16 @@ def _alone(graph: SectionGraph, specs: Specs, rows: Mapping[str, int]) -> Plan:
         for section in graph.sections
     ]
     return make_plan(SectionGraph(sections=tuple(sections)), specs, jax.devices()[:1])
+
+
+def _program(plan: Plan, section: SectionPlan, bucket: int) -> Any:
+    """The traced program of a task, forward and backward where there is one."""
+    functions = SectionFunctions(plan, section, bucket)
+    programs = TaskPrograms(functions, Arguments(plan, section), bucket)
+    both = plan.graph.runs_backward[section.section.name]
+    kind, function = ("forward_backward", functions.forward_backward) if both else ("forward", functions.forward)
+    with jax.set_mesh(section.submesh.replica_meshes[0]):
+        return jax.make_jaxpr(function)(*programs.takes(kind, 0)).jaxpr
 
 
 def _residuals(plan: Plan, section: SectionPlan, bucket: int) -> list[jax.ShapeDtypeStruct]:

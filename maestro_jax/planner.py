@@ -21,8 +21,8 @@ from .schedules.candidates import Candidate, PlanningProblem
 from .schedules.planning import Planned, Plans, plan
 from .trainer import Trainer
 
-SAMPLED = 2
-"""Global batches that are scheduled together for every plan that is tried."""
+SAMPLED = 1024
+"""Samples that are scheduled together for every plan that is tried, at least: two global batches, or one that is larger."""
 USABLE = 0.9
 """Of a device's memory: the rest is left to the driver, to communication and to what falls between allocations."""
 
@@ -123,7 +123,7 @@ class Planner:
     def _steps(self, dataset: Dataset) -> tuple[Any, ...]:
         batches = Batches(dataset, self.trainer.batch, self.trainer.seed)
         numbers = itertools.count()
-        sampled = range(min(SAMPLED, max(1, self.trainer.steps)))
+        sampled = range(1 if self.trainer.batch >= SAMPLED or self.trainer.steps < 2 else 2)
         return tuple(
             tuple(sample_work(self.traced.plan, next(numbers), dataset.train[place]) for place in batches.places(step)) for step in sampled
         )

@@ -70,7 +70,7 @@ class Bounds:
         if (section, devices) not in self._kept:
             found = []
             for candidate in self._problem.candidates[section]:
-                replicas = max((r for r in candidate.updates if r * candidate.devices <= devices), default=0)
+                replicas = next((r for r in range(devices // candidate.devices, 0, -1) if r in candidate.updates), 0)
                 if replicas and candidate.memory(replicas) <= self._problem.memory:
                     found.append(self._option(candidate, replicas))
             found.sort(key=lambda o: (o.load, o.memory, o.candidate.key))

@@ -23,12 +23,10 @@ from .workload import Workload
 
 MOST_BOUNDED = 400
 """Allocations whose lower bound is computed."""
-MOST_TRIED = 48
-"""Allocations that are scheduled with little effort, where a batch has few samples; with more samples, fewer."""
-FINALISTS = 8
-"""Allocations that are scheduled as a run would."""
+TRIED, FINALISTS = (4, 48), (2, 8)
+"""Fewest and most allocations that are scheduled with little effort, and of these as a run would: the more samples a batch has, the fewer."""
 WORK = 40_000
-"""Samples in all schedules that are made with little effort."""
+"""Samples in all schedules that are made with little effort; a quarter of that with all effort."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,14 +134,19 @@ def _judged(problem: PlanningProblem, allocations: Sequence[Allocation], wanted:
     bounded = [(lower_bound(problem.workload(each)), each) for each in allocations[:MOST_BOUNDED]]
     bounded.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].sort_key))
     samples = max(1, sum(len(step) for step in problem.steps))
+    tried, finalists = (
+        min(most, max(fewest, budget // samples)) for (fewest, most), budget in ((TRIED, WORK), (FINALISTS, WORK // 4))
+    )
     rough: list[Planned] = []
-    for bound, allocation in bounded[: max(FINALISTS, min(MOST_TRIED, WORK // samples))]:
+    for bound, allocation in bounded[: max(tried, wanted)]:
         nth = sorted(each.step for each in rough)[wanted - 1] if len(rough) >= wanted else None
         if nth is not None and bound / len(problem.steps) >= nth:
             break
         rough.append(judge(problem, allocation, Wavefront(effort=0)))
     rough.sort(key=_order)
-    return sorted((judge(problem, each.allocation) for each in rough[:FINALISTS]), key=_order)[:wanted]
+    # Those that were not chosen keep the schedule that was made with little effort.
+    final = [judge(problem, each.allocation) for each in rough[:finalists]]
+    return sorted([*final, *rough[finalists:]], key=_order)[:wanted]
 
 
 def _order(planned: Planned) -> tuple[object, ...]:

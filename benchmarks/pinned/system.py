@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from maestro_jax import Trainer
 from maestro_jax.run import StepResult
 from maestro_jax.runtime import make_workload
-from maestro_jax.schedules import InOrder, Lockstep, Policy, Sequential, Wavefront, lower_bound
+from maestro_jax.runtime.dispatcher import Dispatcher
+from maestro_jax.schedules import InOrder, Lockstep, Policy, Sequential, Task, Wavefront, lower_bound
 
 from .cases import CLIP_NORM, SEED, Case, optimizer
 
@@ -19,6 +22,17 @@ POLICIES: dict[str, Policy] = {
     "lockstep": Lockstep(),
     "shared": Wavefront(),
 }
+
+
+class OneAtATime(Dispatcher):
+    """Waits for each task, in all processes: an order alone does not keep devices from running what they were given."""
+
+    def start(self, task: Task) -> int:
+        """Issues a task, and waits until it and what it sends have ended everywhere."""
+        end = super().start(task)
+        jax.block_until_ready((self.latest, [payload.arrays for payload in self.payloads.values()], self.returned))
+        self.plan.group.all_gather("one at a time", None)
+        return end
 
 
 class System:
@@ -49,6 +63,8 @@ class System:
             metrics=None,
         )
         self.case, self.run = case, trainer.start()
+        if way == "sequential":
+            self.run.engine.dispatcher = OneAtATime
         self._steps: Iterator[StepResult] = self.run.steps()
         self.last: list[StepResult] = []
 

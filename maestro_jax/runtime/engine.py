@@ -125,7 +125,12 @@ class Engine:
         standing: told where this process stands.
         adaptive: whether replicas may overtake what waits for its inputs; one process only.
         reading: called after each part of `given` that was read.
+
+    Attributes:
+        dispatcher: what issues the tasks of windows; a subclass may watch or wait.
     """
+
+    dispatcher: type[Dispatcher] = Dispatcher
 
     def __init__(
         self,
@@ -259,7 +264,7 @@ class Engine:
 
     def _dispatcher(self, completions: Completions | None = None) -> Dispatcher:
         kept = self.compiled, self.states, self.zeros, self.in_flight, self.debug
-        return Dispatcher(*kept, self.next_number(), self.standing, completions, self.adaptive)
+        return self.dispatcher(*kept, self.next_number(), self.standing, completions, self.adaptive)
 
     def next_number(self) -> int:
         """Numbers windows and updates, for the names of transfers; all processes run the same ones in the same order."""

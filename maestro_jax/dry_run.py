@@ -41,7 +41,7 @@ def sampled_step(trainer: Trainer, setup: Setup, uses: Mapping[str, MemoryUse], 
         f"{steps}, as scheduled by counted costs: {bounding} bounds the step; busy: {busy}",
         f"{schedule.makespan / bound:.2f} times the lower bound" if bound else "nothing to do",
         *drawn(workload, schedule, width),
-        f"{SIGNS['forward']} forward  {SIGNS['backward']} backward  {SIGNS['forward_backward']} both in one  {SIGNS['update']} update  . idle",
+        "  ".join(f"{sign} {kind.replace('_', ' and ')}" for kind, sign in SIGNS.items()) + "  . idle",
     ]
     return lines + [f"warning: {each}" for each in warnings(trainer, setup, uses)]
 

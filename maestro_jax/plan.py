@@ -1,4 +1,4 @@
-"""`python -m maestro_jax.plan --gin_file=FILE --devices=N --hardware=h200`: the best plans of a config, for devices that need not be there."""
+"""`python -m maestro_jax.plan --gin_file=FILE --devices=N --hardware=h200`: the best plans of a config, without its devices."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def describe(planner: Planner, best: Sequence[Forecast], conventional: dict[str,
     for name, each in named.items():
         places += _places(name, each) if each is not None else []
     lines = [
-        f"predictions for {planner.devices} x {planner.hardware.name}, batches of {planner.trainer.batch} samples, {planner.trainer.steps} steps",
+        f"predictions for {planner.devices} x {planner.hardware.name}: {planner.trainer.steps} steps of {planner.trainer.batch} samples",
         "",
         markdown(rows),
         "",

@@ -1,4 +1,4 @@
-"""Plans a config for devices that need not be there: costs of all ways to run its sections, sampled batches, and the search for the best."""
+"""Plans a config for devices that need not be there: costs of all ways to run its sections, sampled batches, and the search."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ class Planner:
         MaestroError: the data cannot be loaded, or sections do not fit together.
     """
 
-    def __init__(
-        self, trainer: Trainer, hardware: Hardware, devices: int, measured: Mapping[str, MeasuredSection] | None = None
-    ) -> None:
+    def __init__(self, trainer: Trainer, hardware: Hardware, devices: int, measured: Mapping[str, MeasuredSection] | None = None) -> None:
         self.trainer, self.hardware, self.devices = trainer, hardware, devices
         dataset = trainer.dataset()
         self.traced = Traced(trainer.graph, dataset.specs, trainer.optimizers(), hardware, trainer.in_flight, measured)

@@ -1,7 +1,7 @@
 """`python -m maestro_jax.profile --gin_file=FILE`: measures the tasks of a config on the devices at hand and writes `measured.json`.
 
-Nothing is trained: the tasks of a few steps run one at a time, each waited for. `maestro_jax.plan --hardware=measured.json` takes the figures in
-the place of predicted ones.
+Nothing is trained: the tasks of a few steps run one at a time, each waited for. `maestro_jax.plan --hardware=measured.json` takes the
+figures in the place of predicted ones.
 """
 
 from __future__ import annotations

@@ -92,9 +92,7 @@ def _chain(chosen: Mapping[str, Candidate]) -> tuple[EdgeWork, ...]:
 def all_allocations(problem: PlanningProblem) -> Iterator[Allocation]:
     """Every candidate with every number of replicas, apart and in every group that takes turns."""
     names = list(problem.candidates)
-    options = [
-        [(c, r) for c in problem.candidates[name] for r in c.updates if r * c.devices <= problem.devices] for name in names
-    ]
+    options = [[(c, r) for c in problem.candidates[name] for r in c.updates if r * c.devices <= problem.devices] for name in names]
     for groups in groupings(names):
         for chosen in itertools.product(*options):
             choices = dict(zip(names, chosen, strict=True))

@@ -41,6 +41,8 @@ MOST_ROWS = 4
 MOST_DEVICES = 128
 """Of a replica."""
 
+WHOLE = PartitionSpec()
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -415,7 +417,7 @@ def _line(one: Work, two: Work, rows: int) -> Work:
     return Work(least=one.least + (rows - 1) * (two.least - one.least), most=one.most + (rows - 1) * (two.most - one.most))
 
 
-def _bytes(shape: Any, spec: PartitionSpec = PartitionSpec(), sizes: Mapping[str, int] | None = None) -> int:
+def _bytes(shape: Any, spec: PartitionSpec = WHOLE, sizes: Mapping[str, int] | None = None) -> int:
     """Bytes of an array, or of its shard."""
     shards = math.prod((sizes or {}).get(axis, 1) for axis in spec if axis is not None)
     return math.prod(shape.shape) * shape.dtype.itemsize // shards

@@ -12,7 +12,6 @@ from typing import Any
 
 from jax.extend import core
 
-
 Size = Callable[[tuple[int, ...], int], int]
 """Shape and bytes of an array -> bytes that a device has of it."""
 
@@ -83,4 +82,3 @@ def _jaxprs(parameters: dict[str, Any]) -> Iterator[Any]:
                 yield each.jaxpr
             elif isinstance(each, core.Jaxpr):
                 yield each
-

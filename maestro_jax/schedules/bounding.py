@@ -1,26 +1,31 @@
 """Allocations that may be the best, found by bounds alone: how long the busiest devices compute at least.
 
-For every group of sections that share devices and every number of devices it is known how much work each device has at least; what matters of
-an allocation is its busiest group. For each way to group the sections, devices go to the groups so that the busiest has as little as possible,
-and allocations near that are kept as well: a bound knows nothing of waiting, so the best plan may be one with a slightly higher bound.
+For every group of sections that share devices and every number of devices it is known how much work each device has at least; what
+matters of an allocation is its busiest group. For each way to group the sections, devices go to the groups so that the busiest has as
+little as possible, and allocations near that are kept as well: a bound knows nothing of waiting, so the best plan may be one with a
+slightly higher bound.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .candidates import Allocation, Candidate, PlanningProblem, placed
 
 Groups = tuple[tuple[str, ...], ...]
+
+EVERY = 20_000
+"""Where there are no more combinations of candidates and replicas, all of them are allocations."""
 
 MOST_OPTIONS = 4
 """Candidates of a section on so many devices that are kept, by work and by memory."""
 NEAR = 1.3
 """How much higher than the lowest a bound may be."""
 FEW = 16
-"""Up to so many devices, every number of them is tried for every group; beyond, steps of a 64th."""
+"""Up to so many devices, a group may have any number of them; beyond, a multiple of a 64th of all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,11 @@ class _Option:
     replicas: int
     load: int
     memory: int
+
+    @property
+    def devices(self) -> int:
+        """Of all replicas."""
+        return self.replicas * self.candidate.devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +75,16 @@ class Bounds:
         update = candidate.updates[replicas] * len(self._problem.steps) if work.trainable else 0
         return -(-total // replicas) + update
 
+    def every(self, section: str) -> list[_Option]:
+        """All ways to run a section that fit alone."""
+        found = [
+            self._option(candidate, replicas)
+            for candidate in self._problem.candidates[section]
+            for replicas in candidate.updates
+            if replicas * candidate.devices <= self._problem.devices
+        ]
+        return [option for option in found if option.memory <= self._problem.memory]
+
     def options(self, section: str, devices: int) -> list[_Option]:
         """Ways to run a section alone on so many devices at most, those with the least work first; one of them needs the least memory."""
         if (section, devices) not in self._kept:
@@ -88,9 +108,7 @@ class Bounds:
         return sorted(found, key=lambda p: (p.load, [o.candidate.key for o in p.options]))[:MOST_OPTIONS]
 
     def _option(self, candidate: Candidate, replicas: int) -> _Option:
-        return _Option(
-            candidate=candidate, replicas=replicas, load=self.load(candidate, replicas), memory=candidate.memory(replicas)
-        )
+        return _Option(candidate=candidate, replicas=replicas, load=self.load(candidate, replicas), memory=candidate.memory(replicas))
 
 
 def promising(problem: PlanningProblem, bounds: Bounds, groupings: Sequence[Groups]) -> list[tuple[int, Allocation]]:
@@ -102,14 +120,34 @@ def promising(problem: PlanningProblem, bounds: Bounds, groupings: Sequence[Grou
         groupings: the ways to share devices that are tried.
     """
     found: dict[tuple[object, ...], tuple[int, Allocation]] = {}
+    every = [bounds.every(name) for name in problem.candidates]
+    if math.prod(map(len, every)) <= EVERY:
+        for options, groups in itertools.product(itertools.product(*every), groupings):
+            _keep(found, problem, groups, options)
+        return _near(found)
     for groups in groupings:
         ways = [{size: bounds.group(group, size) for size in bounds.sizes} for group in groups]
         for sizes in _splits(problem, ways):
             for chosen in itertools.product(*(way[size] for way, size in zip(ways, sizes, strict=True))):
-                options = [option for each in chosen for option in each.options]
-                choices = {o.candidate.section: (o.candidate, o.replicas) for o in options}
-                allocation = placed({name: choices[name] for name in problem.candidates}, groups)
-                found[allocation.sort_key] = max(each.load for each in chosen), allocation
+                _keep(found, problem, groups, [option for each in chosen for option in each.options])
+    return _near(found)
+
+
+def _keep(
+    found: dict[tuple[object, ...], tuple[int, Allocation]], problem: PlanningProblem, groups: Groups, options: Iterable[_Option]
+) -> None:
+    """Adds an allocation, with its bound, where it fits."""
+    chosen = {option.candidate.section: option for option in options}
+    taken = sum(max(chosen[name].devices for name in group) for group in groups)
+    held = max(sum(chosen[name].memory for name in group) for group in groups)
+    if taken <= problem.devices and held <= problem.memory:
+        bound = max(sum(chosen[name].load for name in group) for group in groups)
+        allocation = placed({name: (chosen[name].candidate, chosen[name].replicas) for name in problem.candidates}, groups)
+        found[allocation.sort_key] = bound, allocation
+
+
+def _near(found: Mapping[tuple[object, ...], tuple[int, Allocation]]) -> list[tuple[int, Allocation]]:
+    """Those whose bound is near the lowest, in order."""
     lowest = min((bound for bound, _ in found.values()), default=0)
     kept = [(bound, allocation) for bound, allocation in found.values() if bound <= NEAR * lowest]
     return sorted(kept, key=lambda pair: (pair[0], pair[1].devices, pair[1].sort_key))
@@ -117,10 +155,6 @@ def promising(problem: PlanningProblem, bounds: Bounds, groupings: Sequence[Grou
 
 def _splits(problem: PlanningProblem, ways: Sequence[Mapping[int, Sequence[_Placed]]]) -> Iterator[tuple[int, ...]]:
     """Numbers of devices for each group, near those of which the busiest has the least work."""
-    if problem.devices <= FEW:
-        sizes = [[size for size, found in way.items() if found] for way in ways]
-        yield from (split for split in itertools.product(*sizes) if sum(split) <= problem.devices)
-        return
     loads = sorted({found[0].load for way in ways for found in way.values() if found})
     lowest: int | None = None
     seen = set()

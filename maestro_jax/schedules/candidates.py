@@ -1,7 +1,7 @@
 """Ways to run a section, and allocations of devices to sections, in numbers: what a planner chooses among.
 
-A *candidate* is one way to run one replica of a section. An *allocation* gives each section a candidate, a number of replicas and a range of
-devices; sections whose ranges are the same take turns. Nothing here knows what a candidate's key means.
+A *candidate* is one way to run one replica of a section. An *allocation* gives each section a candidate, a number of replicas and a
+range of devices; sections whose ranges are the same take turns. Nothing here knows what a candidate's key means.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Candidate:
         shared_state: bytes on a device, with one replica, of what replicas divide among each other: masters, optimizer state.
         scratch: most bytes of a program on a device, beside its arguments.
         in_flight: most micro-batches that a replica holds.
-        updates: number of replicas -> nanoseconds of an update, the reduction between them included; replicas that are missing cannot be had.
+        updates: number of replicas -> nanoseconds of an update, the reduction between them included; other numbers cannot be had.
     """
 
     section: str

@@ -1,8 +1,8 @@
 """The planner: which allocation of devices to sections makes a step shortest, by schedules in simulated time.
 
-Bounds leave a few hundred allocations (`bounding.py`). They are scheduled in the order of their lower bounds, first with little effort; an
-allocation whose bound is not below the best schedule so far cannot win. The best few are scheduled as a run would, and the shortest wins. How
-many are tried follows from the sizes of the problem, never from a clock, so the same problem gives the same plan.
+Bounds leave some allocations (`bounding.py`). They are scheduled in the order of their lower bounds, first with little effort; an
+allocation whose bound is not below the best schedule so far cannot win. The best few are scheduled as a run would, and the shortest
+wins. How many are tried follows from the sizes of the problem, never from a clock, so the same problem gives the same plan.
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ from .tasks import Schedule
 from .wavefront import Wavefront
 from .workload import Workload
 
-MOST_BOUNDED = 400
-"""Allocations whose lower bound is computed."""
-TRIED, FINALISTS = (4, 48), (2, 8)
-"""Fewest and most allocations that are scheduled with little effort, and of these as a run would: the more samples a batch has, the fewer."""
-WORK = 40_000
-"""Samples in all schedules that are made with little effort; a quarter of that with all effort."""
+BOUNDED, TRIED, FINALISTS = (20, 2000, 200_000), (4, 400, 40_000), (2, 12, 10_000)
+"""How many allocations have their lower bound computed, are scheduled with little effort, and of these as a run would: fewest, most, and
+samples in all of them, so that fewer are tried where a batch has more samples."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +53,7 @@ class Plans:
 
     Args:
         best: allocations, those with the shortest step first.
-        one_layout: the best with the same axes, replicas and micro-batch for all sections on all devices, in lockstep; None where none fits.
+        one_layout: the best with the same axes, replicas and micro-batch for all sections on all devices, in lockstep; None: none fits.
         time_shared: the best with all sections on all devices, each with candidates of its own; None where none fits.
     """
 
@@ -131,12 +128,10 @@ def _backward(problem: PlanningProblem) -> Mapping[str, bool]:
 
 def _judged(problem: PlanningProblem, allocations: Sequence[Allocation], wanted: int) -> list[Planned]:
     """The best of some allocations; those that a bound excludes, and those beyond the numbers above, are not scheduled."""
-    bounded = [(lower_bound(problem.workload(each)), each) for each in allocations[:MOST_BOUNDED]]
-    bounded.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].sort_key))
     samples = max(1, sum(len(step) for step in problem.steps))
-    tried, finalists = (
-        min(most, max(fewest, budget // samples)) for (fewest, most), budget in ((TRIED, WORK), (FINALISTS, WORK // 4))
-    )
+    counted, tried, finalists = (min(most, max(least, budget // samples)) for least, most, budget in (BOUNDED, TRIED, FINALISTS))
+    bounded = [(lower_bound(problem.workload(each)), each) for each in allocations[:counted]]
+    bounded.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].sort_key))
     rough: list[Planned] = []
     for bound, allocation in bounded[: max(tried, wanted)]:
         nth = sorted(each.step for each in rough)[wanted - 1] if len(rough) >= wanted else None

@@ -303,7 +303,7 @@ class _Section:
         """Bytes of parameters that are whole for a while: those of one layer, and those of none."""
         names, found = self._section.shapes.names, 0
         for path, shape in self._shapes.items():
-            layers = shape.shape[0] if (names.get(path) or (None,))[0] == "layers" else 1
+            layers = shape.shape[0] if (names.get(path) or ("",))[0] == "layers" else 1
             found += self._share(shape.shape, _bytes(shape), layout.tensor) // layers
         return found
 

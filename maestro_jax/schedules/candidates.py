@@ -130,7 +130,7 @@ class PlanningProblem:
     @functools.cached_property
     def totals(self) -> Mapping[str, tuple[int, int]]:
         """Section -> units of its items in all steps, and the sum of their squares."""
-        found = dict.fromkeys(self.candidates, (0, 0))
+        found: dict[str, tuple[int, int]] = dict.fromkeys(self.candidates, (0, 0))
         for sample in (sample for step in self.steps for sample in step):
             for name, units in sample.items.items():
                 one, two = found[name]

@@ -59,10 +59,11 @@ def compiled(layout: Layout) -> Compiled:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", ["teacher", "student"])
 def test_state_and_micro_batches_are_those_of_the_compiled_plan(name: str, layout: Layout) -> None:
-    made, wanted = compiled(layout), None
+    made = compiled(layout)
     wanted = next(c for c in traced().candidates(name, 8) if c.key == layout.key(traced().rows[name]))
     optimizer = sum(bytes_on_a_device(leaf) for leaf in jax.tree.leaves(made.optimizer_states.get(name, ())))
-    assert wanted.state + wanted.shared_state == made.plan.sections[name].bytes_per_device() + optimizer
+    # But for the optimizer's count of steps, which is no parameter's.
+    assert wanted.state + wanted.shared_state == pytest.approx(made.plan.sections[name].bytes_per_device() + optimizer, abs=16)
     assert max(wanted.work.bucket_bytes or ()) == pytest.approx(max(made.bucket_bytes[name]), abs=64)
 
 

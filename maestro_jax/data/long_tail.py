@@ -46,7 +46,7 @@ class LongTail:
 
     >>> data = LongTail(samples=4, longest=64, shortest=8, most_side=4, patch=3, vocab_size=100).load()
     >>> [(sample.items["text"][0].units, [image.units for image in sample.items.get("image", ())]) for sample in data.train]
-    [(8, []), (17, [8]), (16, []), (22, [16])]
+    [(30, []), (64, [48, 4, 12, 24]), (9, []), (64, [16, 24, 24, 4, 32, 8, 24, 16, 16, 8])]
     """
 
     samples: int = 100_000

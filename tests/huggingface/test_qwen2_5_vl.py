@@ -299,4 +299,5 @@ def test_made_up_samples_have_long_tails_and_fit_what_they_are_made_for() -> Non
         taken = sample.items["text"][0].arrays["image_rows"]
         np.testing.assert_array_equal(taken[taken >= 0], np.arange(rows))
     again = LongTail(samples=400, longest=512, shortest=16, most_side=8, patch=6, vocab_size=100).load()
-    assert (data.fingerprint, units) == (again.fingerprint, [sample.items["text"][0].units for sample in again.train])
+    assert data.fingerprint() == again.fingerprint()
+    assert units == [sample.items["text"][0].units for sample in again.train]

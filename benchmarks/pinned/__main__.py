@@ -27,7 +27,12 @@ IDLE_SHARE = 0.1
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    known = {name for case, ways in WAYS.items() for name in (case, *ways, *(f"{case}/{way}" for way in ways))}
+    unknown = {name for name in args.only.split(",") if name} - known
+    if unknown:
+        parser.error(f"--only: nothing is called {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
     if len(os.sched_getaffinity(0)) < CORES:
         print(f"this benchmark needs {CORES} cores", file=sys.stderr)
         return 2

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0, or 2 for a mistake of the user's."""
     try:
         rest, overrides = split_arguments(sys.argv[1:] if argv is None else argv)
-        args = _parser().parse_args(rest)
+        args = make_parser().parse_args(rest)
         trainer: configurables.trainer.Trainer = load(args.gin_file, overrides, root="train").build()
         terminal = Terminal(sys.stdout)
         run = trainer.start(progress=terminal.compiling)
@@ -88,7 +88,8 @@ def describe(found: Measurements) -> str:
     return f"measured on {found.device}:\n\n{markdown(rows)}"
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The flags of the command."""
     parser = argparse.ArgumentParser(prog="python -m maestro_jax.profile", description="Measures the tasks of a config.")
     parser.add_argument("--gin_file", required=True, help="config file; a name without a folder is also found among the shipped ones")
     parser.add_argument("--out", default="measured.json", metavar="FILE", help="what is written; default measured.json")

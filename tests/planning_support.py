@@ -24,7 +24,6 @@ def made_up(
     samples: int = 24,
     tensors: tuple[int, ...] = (1, 2, 4),
     rows: tuple[int, ...] = (1,),
-    noise: float = 0.0,
     memory: int = 10**9,
 ) -> PlanningProblem:
     """Makes a problem.
@@ -36,11 +35,9 @@ def made_up(
         samples: of a global batch; all have items in the last section, and fewer in those before.
         tensors: devices of a replica.
         rows: rows of 64 units in a micro-batch.
-        noise: each candidate's costs are wrong by a factor from 1 - noise to 1 + noise.
         memory: bytes of a device; a section's state takes 4e8 to 12e8 bytes, split over a replica's devices.
     """
     random = np.random.default_rng(seed)
-    wrong = np.random.default_rng((seed, 1))
     names = NAMES[:sections]
     candidates = {}
     for number, name in enumerate(names):
@@ -48,7 +45,7 @@ def made_up(
         if memory < 10**9:
             state = int(random.uniform(4e8, 12e8))
         candidates[name] = tuple(
-            _candidate(name, work * (1 + noise * wrong.uniform(-1, 1)), trainable, tensor, each, devices, state)
+            _candidate(name, work, trainable, tensor, each, devices, state)
             for tensor, each in itertools.product(tensors, rows)
             if tensor <= devices
         )

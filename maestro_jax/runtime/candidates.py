@@ -119,6 +119,14 @@ class Traced:
         layouts = [layout for layout in _layouts(section, devices, self.hardware.node) if self._sections[name].fits(layout)]
         return tuple(self._candidate(section, layout, devices) for layout in layouts)
 
+    def candidate(self, name: str, key: Key, devices: int) -> Candidate:
+        """Returns the way to run a section on so many devices that has this key.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {candidate.key: candidate for candidate in self.candidates(name, devices)}[key]
+
     def operations(self, name: str, units: int, squares: int) -> float:
         """Floating-point operations of a section for so many units, forward and backward, nothing computed twice."""
         return self._sections[name].operations(units, squares, self.rows[name])
@@ -159,7 +167,7 @@ class Traced:
             work=work,
             state=state,
             shared_state=shared,
-            scratch=traced.scratch(layout),
+            scratch=traced.scratch(layout) + self.hardware.communicator * (len(layout.sizes) + section.trainable),
             in_flight=self.in_flight,
             updates={
                 count: round(correct["update"] * self._update(traced, layout, count)) for count in range(1, devices // layout.devices + 1)

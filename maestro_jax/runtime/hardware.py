@@ -29,6 +29,7 @@ class Hardware:
         reached: share of the peak that large products reach.
         half: operations of a task on one device at which half of that is reached.
         call: nanoseconds of a task however small.
+        communicator: bytes of a device's memory that communication over one axis, or among replicas, takes for its buffers.
     """
 
     name: str
@@ -41,6 +42,12 @@ class Hardware:
     reached: float = 0.6
     half: float = 2e10
     call: int = 100_000
+    communicator: int = 0
+
+    @property
+    def platform(self) -> str:
+        """As JAX calls it."""
+        return "cpu" if self.name == "cpu" else "gpu"
 
     def compute(self, operations: float, dtype: str) -> float:
         """Nanoseconds of so many floating-point operations on one device.
@@ -76,6 +83,7 @@ def _gpu(name: str, half: float, single: float, memory: float, bandwidth: float,
         bandwidth=bandwidth * 1e9,
         link=link * 1e9,
         network=network * 1e9,
+        communicator=200 * 10**6,
     )
 
 

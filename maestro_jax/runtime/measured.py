@@ -56,6 +56,18 @@ class Measurements:
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Measurements:
+        """Makes them of JSON values.
+
+        Raises:
+            KeyError, TypeError, ValueError: these are of another form.
+        """
+        if raw["format"] != FORMAT:
+            raise ValueError(f"format {raw['format']}")
+        sections = {name: _section(each) for name, each in raw["sections"].items()}
+        return cls(hardware=raw["hardware"], device=raw["device"], sections=sections)
+
+    @classmethod
     def read(cls, path: Path, *, set_by: str) -> Measurements:
         """Reads a file.
 
@@ -63,11 +75,7 @@ class Measurements:
             ConfigError: it cannot be read, or is of another form.
         """
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-            if raw["format"] != FORMAT:
-                raise ValueError(f"format {raw['format']}")
-            sections = {name: _section(each) for name, each in raw["sections"].items()}
-            return cls(hardware=raw["hardware"], device=raw["device"], sections=sections)
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"the measurements {str(path)!r} cannot be read.",

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ..errors import ScheduleError
 from .bounding import Bounds, groupings, promising
 from .bounds import lower_bound
@@ -19,7 +21,7 @@ from .lockstep import Lockstep
 from .policies import Policy
 from .tasks import Schedule
 from .wavefront import Wavefront
-from .workload import Workload
+from .workload import Cost, EdgeWork, Workload
 
 BOUNDED, TRIED, FINALISTS = (20, 2000, 200_000), (4, 400, 40_000), (2, 12, 10_000)
 """How many allocations have their lower bound computed, are scheduled with little effort, and of these as a run would: fewest, most, and
@@ -116,6 +118,48 @@ def with_candidates(problem: PlanningProblem, allocation: Allocation) -> Allocat
     known = {(c.section, c.key): c for candidates in problem.candidates.values() for c in candidates}
     choices = {name: (known[name, choice.candidate.key], choice.replicas) for name, choice in allocation.choices.items()}
     return placed(choices, allocation.groups)
+
+
+def with_errors(problem: PlanningProblem, share: float, seed: int, *, apart: bool = False) -> PlanningProblem:
+    """Returns the same problem with costs that are wrong at random, for `regret`.
+
+    Whatever a section's costs consist of is wrong by a factor of its own (its tasks' fixed time, time for a unit and for squares, forward
+    and backward, and its update), and so is the delay of each edge. The candidates of a section are wrong together, as costs that follow
+    from the same counted work and the same hardware are.
+
+    Args:
+        problem: with true costs.
+        share: factors lie between 1 - share and 1 + share.
+        seed: of the factors.
+        apart: whether each candidate has factors of its own, as costs that were measured one by one do.
+    """
+    random = np.random.default_rng(seed)
+
+    def off() -> float:
+        return 1 + share * float(random.uniform(-1, 1))
+
+    def wrong(cost: Cost, factors: Sequence[float]) -> Cost:
+        fields = zip(dataclasses.asdict(cost).items(), factors, strict=True)
+        return Cost(**{name: round(value * factor) for (name, value), factor in fields})
+
+    def mistaken(candidate: Candidate, factors: Sequence[float]) -> Candidate:
+        work = candidate.work
+        work = dataclasses.replace(work, forward=wrong(work.forward, factors[:3]), backward=wrong(work.backward, factors[3:6]))
+        return dataclasses.replace(candidate, work=work, updates={n: round(each * factors[6]) for n, each in candidate.updates.items()})
+
+    found = {}
+    for name, candidates in problem.candidates.items():
+        together = [off() for _ in range(7)]
+        found[name] = tuple(mistaken(each, [off() for _ in range(7)] if apart else together) for each in candidates)
+    delays: dict[tuple[str, str], float] = {}
+
+    def edges(chosen: Mapping[str, Candidate]) -> tuple[EdgeWork, ...]:
+        true = problem.edges(chosen)
+        return tuple(dataclasses.replace(e, delay=round(e.delay * delays[e.producer, e.consumer])) for e in true)
+
+    for edge in problem.edges({name: candidates[0] for name, candidates in problem.candidates.items()}):
+        delays[edge.producer, edge.consumer] = off()
+    return dataclasses.replace(problem, candidates=found, edges=edges)
 
 
 def _backward(problem: PlanningProblem) -> Mapping[str, bool]:

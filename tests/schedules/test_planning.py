@@ -10,7 +10,7 @@ from planning_support import all_allocations, made_up
 
 from maestro_jax.errors import ScheduleError
 from maestro_jax.schedules.candidates import placed
-from maestro_jax.schedules.planning import judge, plan, regret, with_candidates
+from maestro_jax.schedules.planning import judge, plan, regret, with_candidates, with_errors
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,25 @@ def test_the_plan_is_within_two_per_cent_of_the_best_of_all(seed: int, sections:
     assert plan(problem).best[0].step <= 1.02 * best
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(20), marks=pytest.mark.slow)])
-def test_with_costs_that_are_off_by_thirty_per_cent_plans_are_within_a_fifth(seeds: range) -> None:
+def quantile_of_regrets(seeds: range, *, apart: bool) -> float:
     found = []
     for seed in seeds:
-        true, estimated = made_up(seed), made_up(seed, noise=0.3)
-        chosen = with_candidates(true, plan(estimated, wanted=1).best[0].allocation)
+        true = made_up(seed, samples=48)
+        chosen = with_candidates(true, plan(with_errors(true, 0.3, seed, apart=apart), wanted=1).best[0].allocation)
         found.append(regret(true, chosen, [plan(true, wanted=1).best[0].allocation, chosen]))
-    # A tenth is what is aimed at; docs/planning.md says what is reached.
-    assert np.quantile(found, 0.95) <= 0.20
     assert max(found) > 0.0
+    return float(np.quantile(found, 0.95))
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(20), marks=pytest.mark.slow)], ids=len)
+def test_with_costs_that_are_off_by_thirty_per_cent_plans_are_within_a_tenth(seeds: range) -> None:
+    assert quantile_of_regrets(seeds, apart=False) <= 0.10
+
+
+@pytest.mark.slow
+def test_with_candidates_that_are_wrong_each_on_its_own_plans_lose_more() -> None:
+    # A tenth cannot be had where nothing says which of two candidates is wrong: docs/planning.md.
+    assert quantile_of_regrets(range(20), apart=True) <= 0.25
 
 
 def test_the_same_problem_gives_the_same_plans() -> None:

@@ -1,7 +1,7 @@
 """`python -m benchmarks.planning`: how long planning takes, and what plans lose when costs are wrong; needs no accelerator.
 
-With `--regret N`, for N seeds: everything that costs consist of is off by up to 30 % at random, a plan is chosen with these costs, and its step
-by the true costs is compared with that of the plan that is chosen with true costs.
+With `--regret N`, for N seeds: everything that costs consist of is off by up to 30 % at random, a plan is chosen with these costs, and its
+step by the true costs is compared with that of the plan that is chosen with true costs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m benchmarks.testbed`: how well a plan's step time is predicted, on two processes that are pinned to a core each.
 
-The tasks of a config are measured on both, as `maestro_jax.profile` does; `maestro_jax.plan` chooses a plan for two devices by these figures;
-the plan is trained, and what its steps take is compared with what was predicted.
+The tasks of a config are measured on both, as `maestro_jax.profile` does; `maestro_jax.plan` chooses a plan for two devices by these
+figures; the plan is trained, and what its steps take is compared with what was predicted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUIET = ("train.evaluate_every=8", "train.evaluate_batches=0", "train.checkpoint
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.testbed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.testbed", description="Compares predicted with measured steps of plans.")
     parser.add_argument("--configs", nargs="+", default=list(CONFIGS), help="config files")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"windows of {STEPS} steps that are trained; default {ROUNDS}")
     args = parser.parse_args(argv)

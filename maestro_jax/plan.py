@@ -205,7 +205,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--hardware", required=True, help=f"kind of device: {', '.join(HARDWARE)}, or measured.json")
     parser.add_argument("--top", type=int, default=5, help="how many plans are shown; default 5")
     parser.add_argument("--write", metavar="FILE", help="write the best plan as a gin file that maestro_jax.train takes")
-    parser.add_argument("--workload", metavar="FILE", help="samples of some steps instead of the data: JSON, as train --dump_workload writes it")
+    parser.add_argument(
+        "--workload", metavar="FILE", help="samples of some steps, as train --dump_workload writes them, instead of the data"
+    )
     parser.add_argument("--verify", action="store_true", help="compile the tasks of the best plan, and compare the memory that they need")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     return parser

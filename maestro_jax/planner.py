@@ -157,7 +157,9 @@ class Planner:
         ]
         made = make_plan(SectionGraph(sections=tuple(sections)), self._dataset.specs, at_hand)
         found = compiled_bytes(made, trainer.optimizers(), trainer.in_flight)
-        return {name: (traced.candidate(name, choice.candidate.key, choice.devices).memory(1), found[name]) for name, choice in choices.items()}
+        return {
+            name: (traced.candidate(name, choice.candidate.key, choice.devices).memory(1), found[name]) for name, choice in choices.items()
+        }
 
     def regret(self, allocation: Allocation, best: Planned) -> float:
         """By which share a step of an allocation is longer than that of the best plan, by the costs of this planner.

@@ -10,7 +10,9 @@ import pytest
 from maestro_jax.config import load
 from maestro_jax.plan import main
 from maestro_jax.planner import Planner
+from maestro_jax.profile import main as profile
 from maestro_jax.runtime.hardware import HARDWARE
+from maestro_jax.train import main as train
 from maestro_jax.trainer import Trainer
 
 KD = ["--gin_file=kd_tiny.gin", "--hardware=cpu"]
@@ -51,6 +53,36 @@ def test_the_tables_name_plans_and_both_conventional_layouts(capsys: pytest.Capt
 def test_what_cannot_be_planned_is_refused(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("config", "devices"), [("kd_tiny.gin", 4), ("omni_tiny.gin", 8)])
+def test_memory_of_the_best_plan_is_near_that_of_its_compiled_tasks(config: str, devices: int) -> None:
+    trainer: Trainer = load(config, [], root="train").build()
+    planner = Planner(trainer, HARDWARE["h200"], devices)
+    found = planner.compiled(planner.plans(1).best[0], 8)
+    assert found is not None
+    for name, (predicted, compiled) in found.items():
+        # A tenth is what is aimed at; kd_tiny's student is beyond it: docs/planning.md.
+        assert 0.98 * compiled <= predicted <= 1.15 * compiled, name
+
+
+def test_a_workload_file_stands_for_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dumped = tmp_path / "step.json"
+    assert train(["--gin_file=kd_tiny.gin", f"--dump_workload={dumped}"]) == 0
+    assert main([*KD, "--devices=2", "--top=1", f"--workload={dumped}"]) == 0
+    dumped.write_text(dumped.read_text().replace('"student"', '"pupil"'))
+    assert main([*KD, "--devices=2", f"--workload={dumped}"]) == 2
+    assert "the sections student, teacher" in capsys.readouterr().err
+
+
+def test_measured_tasks_take_the_place_of_predicted_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "measured.json"
+    assert profile(["--gin_file=kd_tiny.gin", f"--out={out}", "--steps=1"]) == 0
+    assert set(json.loads(out.read_text())["sections"]) == {"teacher", "student"}
+    assert main(["--gin_file=kd_tiny.gin", "--devices=2", "--top=1", f"--hardware={out}"]) == 0
+    assert "regret: " in capsys.readouterr().out
+    out.write_text("{}")
+    assert main(["--gin_file=kd_tiny.gin", "--devices=2", f"--hardware={out}"]) == 2
 
 
 def test_a_large_job_is_planned_without_its_devices() -> None:

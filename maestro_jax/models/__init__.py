@@ -41,5 +41,6 @@ __all__ = [
     "register_attention",
     "rows_of",
     "token_dropout",
+    "traced_for",
     "vocabulary_logits",
 ]

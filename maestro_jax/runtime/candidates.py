@@ -26,6 +26,7 @@ from ..meshes.rules import spread
 from ..schedules import Cost, SectionWork, fitted_cost
 from ..schedules.candidates import Candidate, Key
 from .arguments import Arguments
+from .compile import task_kinds
 from .costs import counted_work
 from .counts import Work
 from .feeds import UNLIMITED
@@ -40,6 +41,9 @@ MOST_ROWS = 4
 """Rows of a micro-batch on each device, at most."""
 MOST_DEVICES = 128
 """Of a replica."""
+
+BETWEEN = 1.05
+"""Scratch of a program over what lives at the same time: some of it falls between arrays."""
 
 WHOLE = PartitionSpec()
 
@@ -277,14 +281,13 @@ class _Section:
     def in_flight(self, layout: Layout, rows: int) -> int:
         """Bytes on a device that a micro-batch of so many rows holds: data, payloads at both ends, residuals."""
         section, arguments = self._section, Arguments(self._plan, self._section)
-        bucket = section.section.buckets[0] * rows
         batch = sum(_bytes(shape) for shape in section.shapes.batch[section.section.buckets[0]].values()) * rows // layout.fsdp
         slots = 0
         for edge in (*arguments.into, *arguments.out):
             mine = edge.edge.producer == section.section.name
             fans = edge.fan_out if mine else edge.fan_in
-            # A slot has as many rows as the smaller of the two ends; the other end is not chosen yet.
-            size = bucket // (edge.merge if mine else 1)
+            # The other end is not chosen yet: as if it had as many rows. Smaller slots of more of them come to the same.
+            size = edge.slot_rows * rows // 2
             slots += fans * (size * _bytes(edge.row) // layout.devices + 4 * size)
         kept = 0
         if self._consumed and self.runs_backward and layout.remat != "inputs":
@@ -303,9 +306,10 @@ class _Section:
         found = one + (two - one) * (layout.rows // layout.fsdp - 1)
         if layout.fsdp > 1:
             found += self._gathered(layout)
-        # Residuals that were kept in flight are not made again.
-        before = self._kept(layout, layout.rows) if self._consumed and layout.remat != "inputs" else 0
-        return max(found - before, 0)
+        # Residuals that were kept in flight are not made again, where no micro-batch runs forward and backward at once.
+        apart = "forward_backward" not in task_kinds(self._plan.graph, self._section.section.name, evaluation=False)
+        before = self._kept(layout, layout.rows) if apart and layout.remat != "inputs" else 0
+        return round(BETWEEN * max(found - before, 0))
 
     def _gathered(self, layout: Layout) -> int:
         """Bytes of parameters that are whole for a while: those of one layer, and those of none."""
@@ -349,7 +353,7 @@ class _Section:
         forward, backward = 0.0, dict[str, float]()
         itemsize = jnp.dtype(self.dtype).itemsize
         for path, shape in self._shapes.items():
-            names = self._section.shapes.names.get(path) or ()
+            names: tuple[str | None, ...] = self._section.shapes.names.get(path) or ()
             split = [n for n, name in enumerate(names) if name is not None and self._rules.get(name) == "tensor"]
             if len(shape.shape) < 2 or not split:
                 continue

@@ -22,25 +22,35 @@ def test_the_plan_is_within_two_per_cent_of_the_best_of_all(seed: int, sections:
     assert plan(problem).best[0].step <= 1.02 * best
 
 
-def quantile_of_regrets(seeds: range, *, apart: bool) -> float:
+def regrets(seeds: range, *, apart: bool) -> list[float]:
     found = []
     for seed in seeds:
         true = made_up(seed, samples=48)
         chosen = with_candidates(true, plan(with_errors(true, 0.3, seed, apart=apart), wanted=1).best[0].allocation)
         found.append(regret(true, chosen, [plan(true, wanted=1).best[0].allocation, chosen]))
-    assert max(found) > 0.0
-    return float(np.quantile(found, 0.95))
-
-
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(20), marks=pytest.mark.slow)], ids=len)
-def test_with_costs_that_are_off_by_thirty_per_cent_plans_are_within_a_tenth(seeds: range) -> None:
-    assert quantile_of_regrets(seeds, apart=False) <= 0.10
+    return found
 
 
 @pytest.mark.slow
-def test_with_candidates_that_are_wrong_each_on_its_own_plans_lose_more() -> None:
-    # A tenth cannot be had where nothing says which of two candidates is wrong: docs/planning.md.
-    assert quantile_of_regrets(range(20), apart=True) <= 0.25
+@pytest.mark.parametrize(("apart", "most"), [(False, 0.10), (True, 0.25)], ids=["together", "apart"])
+def test_with_costs_that_are_off_by_thirty_per_cent_plans_lose_little(apart: bool, most: float) -> None:
+    # Where nothing says which of two candidates is wrong, a tenth cannot be had: docs/planning.md.
+    found = regrets(range(8), apart=apart)
+    assert max(found) > 0.0
+    assert np.quantile(found, 0.95) <= most
+
+
+def test_wrong_costs_are_wrong_within_their_share_and_alike_for_the_candidates_of_a_section() -> None:
+    true = made_up(0)
+    wrong = with_errors(true, 0.3, 1)
+    for name, candidates in true.candidates.items():
+        factors = {
+            round(b.work.forward.per_unit / a.work.forward.per_unit, 2) for a, b in zip(candidates, wrong.candidates[name], strict=True)
+        }
+        assert len(factors) == 1
+        assert 0.7 <= factors.pop() <= 1.3
+    assert wrong.candidates != with_errors(true, 0.3, 2).candidates
+    assert with_errors(true, 0.0, 1).candidates == true.candidates
 
 
 def test_the_same_problem_gives_the_same_plans() -> None:

@@ -353,7 +353,7 @@ class _Section:
         forward, backward = 0.0, dict[str, float]()
         itemsize = jnp.dtype(self.dtype).itemsize
         for path, shape in self._shapes.items():
-            names: tuple[str | None, ...] = self._section.shapes.names.get(path) or ()
+            names = list(self._section.shapes.names.get(path) or ())
             split = [n for n, name in enumerate(names) if name is not None and self._rules.get(name) == "tensor"]
             if len(shape.shape) < 2 or not split:
                 continue

@@ -1,8 +1,8 @@
 """How much memory a traced program needs beside its arguments, before anything is compiled: what lives at the same time, at most.
 
-A result is an array from where it is made to where it is last used. Functions on elements that only such functions and reductions need are
-*fused* into these by compilers: no array is made of them, and what they read lives on until then. What such a function makes is written over
-an operand that nobody needs any more. This is close to what XLA does on CPU; on GPUs it fuses more.
+A result is an array from where it is made to where it is last used. Functions on elements that only such functions and reductions need
+are *fused* into these by compilers: no array is made of them, and what they read lives on until then. What such a function makes is written
+over an operand that nobody needs any more. This is close to what XLA does on CPU; on GPUs it fuses more.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Size = Callable[[tuple[int, ...], int], int]
 
 
 ELEMENTWISE = (
-    "abs add add_any and broadcast_in_dim ceil clamp convert_element_type copy cos div eq exp expand_dims floor ge gt integer_pow iota is_finite"
-    " le log logistic lt max min mul ne neg not or pow reshape round rsqrt select_n sign sin sqrt square squeeze sub tanh xor"
+    "abs add add_any and broadcast_in_dim ceil clamp convert_element_type copy cos div eq exp expand_dims floor ge gt integer_pow iota"
+    " is_finite le log logistic lt max min mul ne neg not or pow reshape round rsqrt select_n sign sin sqrt square squeeze sub tanh xor"
 )
 FUSED = frozenset(ELEMENTWISE.split())
 """Functions on elements."""

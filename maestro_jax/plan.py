@@ -56,7 +56,7 @@ def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     planner = Planner(trainer, hardware, args.devices, measured.sections if measured is not None else None, steps)
     plans = planner.plans(args.top)
     best = [planner.forecast(each) for each in plans.best]
-    others = {"one layout": plans.one_layout, "time-shared": plans.time_shared}
+    others = {"one layout": plans.one_layout, "time-shared": plans.time_shared, "disjoint": plans.disjoint}
     conventional = {name: planner.forecast(each) if each is not None else None for name, each in others.items()}
     regret = None
     if measured is not None:
@@ -85,7 +85,7 @@ def describe(planner: Planner, best: Sequence[Forecast], conventional: dict[str,
     Args:
         planner: that made them.
         best: the best plans, those with the shortest step first.
-        conventional: name -> the best plan of a conventional kind, or None where none fits.
+        conventional: name -> the best plan of a kind, or None where none fits.
     """
     named = {str(number): each for number, each in enumerate(best, start=1)} | conventional
     rows = [["plan", "step", "tokens/s", "MFU", "device-hours", "memory", "devices"]]
@@ -163,8 +163,9 @@ def _verdict(best: Forecast, conventional: dict[str, Forecast | None]) -> list[s
             lines.append(f"{name}: no such plan fits")
         else:
             lines.append(f"{name}: {other.device_hours / best.device_hours:.2f} times the device-hours of plan 1")
-    if len(best.planned.allocation.groups) == 1:
-        lines.append("disjoint submeshes lose here: plan 1 lets all sections take turns on the same devices")
+    groups = [" and ".join(group) for group in best.planned.allocation.groups if len(group) > 1]
+    if groups:
+        lines.append(f"disjoint submeshes lose here: in plan 1, {'; '.join(groups)} take turns on the same devices")
     return lines
 
 

@@ -37,7 +37,8 @@ def test_the_tables_name_plans_and_both_conventional_layouts(capsys: pytest.Capt
     out = capsys.readouterr().out
     assert "| one layout" in out
     assert "| time-shared" in out
-    assert out.count("times the device-hours of plan 1") == 2
+    assert "| disjoint" in out
+    assert out.count("times the device-hours of plan 1") == 3
     assert "| 2 " in out
     assert "| 3 " not in out.partition("\n\n")[2].partition("\n\n")[0]
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..errors import ScheduleError
-from .bounding import Bounds, groupings, promising
+from .bounding import Bounds, Groups, groupings, promising
 from .bounds import lower_bound
 from .candidates import Allocation, Candidate, PlanningProblem, placed
 from .gap import utilization_of
@@ -56,12 +56,14 @@ class Plans:
     Args:
         best: allocations, those with the shortest step first.
         one_layout: the best with the same axes, replicas and micro-batch for all sections on all devices, in lockstep; None: none fits.
-        time_shared: the best with all sections on all devices, each with candidates of its own; None where none fits.
+        time_shared: the best with all sections on the same devices, each with candidates of its own; None where none fits.
+        disjoint: the best with each section on devices of its own; None where none fits.
     """
 
     best: tuple[Planned, ...]
     one_layout: Planned | None
     time_shared: Planned | None
+    disjoint: Planned | None
 
 
 def plan(problem: PlanningProblem, *, wanted: int = 5) -> Plans:
@@ -81,9 +83,15 @@ def plan(problem: PlanningProblem, *, wanted: int = 5) -> Plans:
     if not found:
         raise _infeasible(problem)
     best = _judged(problem, [allocation for _, allocation in found], wanted)
-    together = promising(problem, bounds, [(tuple(problem.candidates),)])
-    shared = _judged(problem, [allocation for _, allocation in together], 1)
-    return Plans(best=tuple(best), one_layout=_one_layout(problem), time_shared=shared[0] if shared else None)
+    together, alone = (tuple(problem.candidates),), tuple((name,) for name in problem.candidates)
+    shared, apart = (_best_of(problem, bounds, groups) for groups in (together, alone))
+    return Plans(best=tuple(best), one_layout=_one_layout(problem), time_shared=shared, disjoint=apart)
+
+
+def _best_of(problem: PlanningProblem, bounds: Bounds, groups: Groups) -> Planned | None:
+    """The best plan with these groups of sections; None where none fits."""
+    found = promising(problem, bounds, [groups])
+    return next(iter(_judged(problem, [allocation for _, allocation in found], 1)), None)
 
 
 def judge(problem: PlanningProblem, allocation: Allocation, policy: Policy | None = None) -> Planned:

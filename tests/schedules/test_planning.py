@@ -87,6 +87,9 @@ def test_conventional_layouts_are_plans_of_their_kind_on_all_devices() -> None:
     assert plans.time_shared is not None
     assert len(plans.time_shared.allocation.groups) == 1
     assert plans.best[0].step <= plans.time_shared.step <= plans.one_layout.step * 1.05
+    assert plans.disjoint is not None
+    assert len(plans.disjoint.allocation.groups) == 3
+    assert plans.best[0].step <= plans.disjoint.step
 
 
 def test_what_does_not_fit_is_refused_with_the_limit_that_binds() -> None:

@@ -30,6 +30,8 @@ SAMPLED = 256
 """Samples that are scheduled together for every plan that is tried, at least."""
 MOST_STEPS = 8
 """Of a run, that are scheduled together; at least two, but where a global batch is four times as large as the above."""
+VERIFIED = 32
+"""Devices of a plan's replicas, one of each section, up to which its tasks are compiled."""
 USABLE = 0.9
 """Of a device's memory: the rest is left to the driver, to communication and to what falls between allocations."""
 
@@ -129,21 +131,21 @@ class Planner:
         """The kinds of attention that a section has on the hardware; "none" where it has none of ours."""
         return ", ".join(self.traced.plan.sections[name].shapes.attention) or "none"
 
-    def compiled(self, planned: Planned, devices: int) -> dict[str, tuple[int, int]] | None:
+    def compiled(self, planned: Planned) -> dict[str, tuple[int, int]] | None:
         """Compiles the tasks of a plan, for CPU devices unless there are enough others, and compares what sections hold with one replica.
 
         CPUs compute bfloat16 in float32, with copies of all weights; for them, both are those of sections in float32.
 
         Args:
             planned: the plan.
-            devices: most devices for which anything is compiled.
 
         Returns:
-            Section -> bytes on its busiest device: as predicted, and as compiled. None: there are not enough devices.
+            Section -> bytes on its busiest device: as predicted, and as compiled. None: one replica of each takes more than `VERIFIED`
+            devices.
         """
         choices, trainer = planned.allocation.choices, self.trainer
         wanted = sum(choice.candidate.devices for choice in choices.values())
-        if wanted > devices:
+        if wanted > VERIFIED:
             return None
         at_hand = jax.devices() if len(jax.devices()) >= wanted else jax.devices("cpu")
         kept = {"dtype": "float32"} if at_hand[0].platform == "cpu" else {}

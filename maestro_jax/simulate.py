@@ -11,32 +11,10 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from .errors import MaestroError, ScheduleError, did_you_mean
 from .files import write_output
-from .schedules import Workload
-from .simulation import POLICIES, describe, dispatch, dispatch_table, simulate, table
-
-
-def read_workload(path: str) -> Workload:
-    """Reads a workload file.
-
-    Raises:
-        ScheduleError: it cannot be read, or is not a workload.
-    """
-    try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ScheduleError(
-            f"the workload {path!r} cannot be read.",
-            wanted="a JSON file as --dump_workload of maestro_jax.train writes it",
-            have=f"{type(error).__name__}: {error}",
-            fix="correct the path, or write the file anew",
-            anchor="workload-malformed",
-            set_by="command line  --workload",
-        ) from error
-    return Workload.from_json(raw)
+from .simulation import POLICIES, describe, dispatch, dispatch_table, read_workload, simulate, table
 
 
 def main(argv: Sequence[str] | None = None) -> int:

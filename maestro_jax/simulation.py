@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from .errors import ScheduleError
 from .schedules import Gap, InOrder, Lockstep, Policy, Schedule, Sequential, Wavefront, Workload, gap_of, lower_bound, utilization_of
 from .schedules.queues import execute, perturbed
 from .schedules.stalls import stalls_of
@@ -28,6 +31,26 @@ CAUSES = {
 
 DRAWS = 8
 """Times that durations are drawn; figures are means over these."""
+
+
+def read_workload(path: str) -> Workload:
+    """Reads a workload file.
+
+    Raises:
+        ScheduleError: it cannot be read, or is not a workload.
+    """
+    try:
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ScheduleError(
+            f"the workload {path!r} cannot be read.",
+            wanted="a JSON file as --dump_workload of maestro_jax.train writes it",
+            have=f"{type(error).__name__}: {error}",
+            fix="correct the path, or write the file anew",
+            anchor="workload-malformed",
+            set_by="command line  --workload",
+        ) from error
+    return Workload.from_json(raw)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from .config import check_fields, configurable
 from .data import Batches, Dataset, Part
 from .data.batches import readable
 from .data.sources import check_vocabulary
+from .dry_run import sampled_step
 from .errors import ConfigError, set_by
 from .graph import Section, SectionGraph
 from .huggingface.saving import SHARD_BYTES
@@ -238,8 +239,12 @@ class Trainer:
             plan=plan,
             batches=Batches(dataset, self.batch, self.seed, set_by=set_by(self, "batch")) if self.steps else None,
             weights={s.name: given_weights(s, plan, dataset) for s in self.graph.sections},
-            optimizers={s.name: self._optimizer(s) for s in self.graph.sections if s.trainable},
+            optimizers=self.optimizers(),
         )
+
+    def optimizers(self) -> dict[str, Any]:
+        """Section -> optax transformation, for each section that is trained."""
+        return {s.name: self._optimizer(s) for s in self.graph.sections if s.trainable}
 
     def _agree(self, plan: Plan, config_text: str = "") -> None:
         """Compares what every process must have alike: settings, plan and versions.
@@ -318,9 +323,12 @@ class Trainer:
             terminal.note(f"data: {count} skipped ({reason})")
 
     def dry_run(self, terminal: Terminal) -> None:
-        """Checks everything, and prints the plan and the memory that it will take; compiles nothing."""
+        """Checks everything, and prints the plan, the memory that it will take and a sampled step; compiles nothing."""
         setup = self.show_plan(terminal)
-        terminal.memory(predict_memory(setup.plan, setup.optimizers, self.in_flight))
+        uses = predict_memory(setup.plan, setup.optimizers, self.in_flight)
+        terminal.memory(uses)
+        if setup.batches is not None:
+            terminal.finish(["", *sampled_step(self, setup, uses)])
 
     def workload(self, step: int = 0, setup: Setup | None = None) -> Workload:
         """Describes the steps from `step` on that are scheduled together (see `window`), for `maestro_jax.simulate`.

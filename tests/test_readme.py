@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pydoc_data.topics
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from maestro_jax.config import find_file
 from maestro_jax.data import tokenizer
 from maestro_jax.explain import main as explain
 from maestro_jax.simulate import main as simulate
@@ -64,6 +66,10 @@ def test_every_command_line_of_the_readme_is_understood(
             # The run that it is about was not trained here; `test_explain.py` reads one that was.
             assert explain(flags) == 2
             assert "train.timelines" in capsys.readouterr().err
+        elif module in ("maestro_jax.plan", "maestro_jax.profile"):
+            # `test_plan_command.py` runs them on something small.
+            named = importlib.import_module(module).make_parser().parse_args(flags)
+            assert find_file(named.gin_file).exists()
         elif module == "maestro_jax.simulate":
             assert simulate(flags) == 0
         elif module == "maestro_jax.data.tokenizer":

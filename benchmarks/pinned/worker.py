@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -70,8 +71,8 @@ def give_back() -> None:
         trim(0)
 
 
-def serve(spec: dict[str, Any]) -> None:
-    """Answers until the input ends."""
+def answered(start: Callable[[], Way]) -> None:
+    """Starts a way, trains a window to warm up, and another one for each line of the input until that ends."""
     # Whatever else is printed must not get between the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -79,7 +80,7 @@ def serve(spec: dict[str, Any]) -> None:
     def answer(found: dict[str, Any]) -> None:
         print(json.dumps(found), file=answers, flush=True)
 
-    way = started(spec)
+    way = start()
     warm = timed(way)
     give_back()
     answer({"warm": warm})
@@ -93,4 +94,4 @@ def serve(spec: dict[str, Any]) -> None:
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     os.sched_setaffinity(0, given["cores"])
-    serve(given)
+    answered(lambda: started(given))

@@ -39,6 +39,7 @@ class SectionShapes:
         names: path -> logical axis names.
         outputs: key -> shape of what the module returns at the largest bucket.
         notes: what was chosen for the module and why, for the plan.
+        attention: the kinds of attention that the module has.
     """
 
     adapter: Adapter
@@ -48,6 +49,7 @@ class SectionShapes:
     names: Mapping[str, LogicalNames]
     outputs: Mapping[str, jax.ShapeDtypeStruct]
     notes: tuple[str, ...] = ()
+    attention: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,16 @@ def _section_shapes(section: Section, specs: Specs, rows: Mapping[str, jax.Shape
         if not isinstance(returned, Mapping):
             raise not_a_dict(section, returned)
         _check_objectives(section, specs, returned)
-    return SectionShapes(adapter=adapter, batch=batch, inputs=inputs, params=params, names=names, outputs=outputs, notes=tuple(told.chosen))
+    return SectionShapes(
+        adapter=adapter,
+        batch=batch,
+        inputs=inputs,
+        params=params,
+        names=names,
+        outputs=outputs,
+        notes=tuple(told.chosen),
+        attention=tuple(told.kinds),
+    )
 
 
 def compute_shape(param: Any, dtype: str) -> jax.ShapeDtypeStruct:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 
 def partition_spec(
-    shape: tuple[int, ...], names: tuple[str | None, ...] | None, rules: Mapping[str, str | None], mesh: Mesh
+    shape: tuple[int, ...], names: tuple[str | None, ...] | None, rules: Mapping[str, str | None], sizes: Mapping[str, int]
 ) -> tuple[PartitionSpec, list[str]]:
     """Maps the dimensions of a parameter to mesh axes.
 
@@ -16,7 +16,7 @@ def partition_spec(
         shape: of the parameter.
         names: logical name of each dimension, or None for a parameter that declares none (kept whole).
         rules: logical name -> mesh axis; a name without a rule is not split.
-        mesh: whose axis sizes count.
+        sizes: mesh axis -> its size.
 
     Returns:
         The spec, and the dimensions that stay whole because their size is not divisible by the axis
@@ -26,10 +26,10 @@ def partition_spec(
     whole = []
     for n, (size, name) in enumerate(zip(shape, names or (None,) * len(shape), strict=True)):
         axis = rules.get(name) if name is not None else None
-        if axis is None or axis not in mesh.shape or mesh.shape[axis] == 1 or axis in axes:
+        if axis is None or sizes.get(axis, 1) == 1 or axis in axes:
             axes.append(None)
-        elif size % mesh.shape[axis]:
-            whole.append(f"dimension {n} ({name}, {size}) by {axis}={mesh.shape[axis]}")
+        elif size % sizes[axis]:
+            whole.append(f"dimension {n} ({name}, {size}) by {axis}={sizes[axis]}")
             axes.append(None)
         else:
             axes.append(axis)

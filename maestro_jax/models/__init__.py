@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .attention import attention, check_attention, register_attention
-from .attention_choice import SectionRows, rows_of
+from .attention_choice import SectionRows, rows_of, traced_for
 from .audio import AudioEncoder, AudioEncoderModule
 from .decoder import Decoder, DecoderModule
 from .fusion import Multimodal, MultimodalModule
@@ -41,5 +41,6 @@ __all__ = [
     "register_attention",
     "rows_of",
     "token_dropout",
+    "traced_for",
     "vocabulary_logits",
 ]

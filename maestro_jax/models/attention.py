@@ -126,6 +126,9 @@ def attention(
     check_attention(kind, owner="attention", set_by="the calling program: attention(kind=...)")
     if kind == AUTO:
         kind = choose(length=q_RLHK.shape[1], features=q_RLHK.shape[3], dtype=v_RLGK.dtype, windows=windows)
+    rows = known_rows()
+    if rows is not None:
+        rows.kinds[kind] = None
     registered = _KINDS[kind]
     if not registered.packed:
         _check_not_packed(kind, windows)

@@ -34,15 +34,18 @@ class SectionRows:
         packed: whether a row may hold several items.
         set_by: where that was set, for error texts.
         chosen: filled while the module is traced: what "auto" took and why, each once.
+        kinds: filled while the module is traced: the kinds of attention that it has.
     """
 
     section: str
     packed: bool
     set_by: str
     chosen: dict[str, None] = dataclasses.field(default_factory=dict)
+    kinds: dict[str, None] = dataclasses.field(default_factory=dict)
 
 
 _ROWS: ContextVar[SectionRows | None] = ContextVar("rows", default=None)
+_PLATFORM: ContextVar[str | None] = ContextVar("platform", default=None)
 
 
 @contextlib.contextmanager
@@ -53,6 +56,16 @@ def rows_of(rows: SectionRows) -> Iterator[None]:
         yield
     finally:
         _ROWS.reset(token)
+
+
+@contextlib.contextmanager
+def traced_for(platform: str) -> Iterator[None]:
+    """Says that what is traced inside is meant for another platform ("cpu", "gpu", ...) than JAX's default."""
+    token = _PLATFORM.set(platform)
+    try:
+        yield
+    finally:
+        _PLATFORM.reset(token)
 
 
 def known_rows() -> SectionRows | None:
@@ -68,14 +81,14 @@ def choose(*, length: int, features: int, dtype: jnp.dtype, windows: bool = Fals
         features: of a head.
         dtype: of keys and values.
         windows: whether segments are parts of items.
-        platform: "cpu", "gpu", ...; None: JAX's default.
+        platform: "cpu", "gpu", ...; None: what `traced_for` says, or else JAX's default.
 
     Returns:
         The name of a kind.
     """
     rows = _ROWS.get()
     one_item = rows is not None and not rows.packed and not windows
-    kind, reason = _suited(platform or jax.default_backend(), length, features, jnp.dtype(dtype), one_item)
+    kind, reason = _suited(platform or _PLATFORM.get() or jax.default_backend(), length, features, jnp.dtype(dtype), one_item)
     if rows is not None:
         text = f"section {rows.section!r}: attention is {kind!r}: {reason}"
         if text not in rows.chosen:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import ConfigError, set_by
+from ..graph import SectionGraph
 from .arguments import Arguments, shardings
 from .plan import Plan
 from .program_cache import kept_by
@@ -112,23 +113,13 @@ class Compiled:
         """The compiled program of (section, kind, bucket, replica)."""
         return self._table[key]
 
-    def kinds(self, name: str, evaluation: bool) -> list[str]:
-        """The kinds of task program that a section needs."""
-        graph = self.plan.graph
-        if not graph.runs_backward[name]:
-            return ["forward"]
-        consumers = graph.out_of(name)
-        # A sample runs in both sections when they read one stream; only otherwise may a micro-batch have no consumer.
-        fused = not consumers or any(graph[e.consumer].reads != graph[name].reads for e in consumers)
-        return (["forward", "backward"] if consumers else []) + ["forward_backward"] * fused + ["evaluate"] * evaluation
-
     def _task_jobs(self, evaluation: bool) -> Iterator[tuple[tuple[str, str, int, int], Job]]:
         """Programs of tasks: compiled for the first replica here, loaded for the others where that works."""
         for name, section in self.plan.local.items():
             for bucket in section.section.buckets:
                 task_programs = TaskPrograms(SectionFunctions(self.plan, section, bucket), self.arguments[name], bucket)
                 self._task_programs[name, bucket] = task_programs
-                for kind in self.kinds(name, evaluation):
+                for kind in task_kinds(self.plan.graph, name, evaluation):
                     for replica in section.submesh.local_replicas:
                         yield (name, kind, bucket, replica), functools.partial(task_programs.make, kind, replica)
 
@@ -193,6 +184,22 @@ class Compiled:
             # dropped as unused arguments without keep_unused.
             program = jax.jit(apply, donate_argnums=(0, 1, 2), keep_unused=True, out_shardings=out)
             return program.lower(master, state, compute, arguments.gradient_stack(), squares, arguments.scalar(jnp.bool_)).compile(), False
+
+
+def task_kinds(graph: SectionGraph, name: str, evaluation: bool) -> list[str]:
+    """The kinds of task program that a section needs.
+
+    Args:
+        graph: with the section.
+        name: of the section.
+        evaluation: whether forwards without residuals are needed for trainable sections too.
+    """
+    if not graph.runs_backward[name]:
+        return ["forward"]
+    consumers = graph.out_of(name)
+    # A sample runs in both sections when they read one stream; only otherwise may a micro-batch have no consumer.
+    fused = not consumers or any(graph[e.consumer].reads != graph[name].reads for e in consumers)
+    return (["forward", "backward"] if consumers else []) + ["forward_backward"] * fused + ["evaluate"] * evaluation
 
 
 def _memory(compiled: Any) -> Any:

@@ -169,11 +169,12 @@ def make_workload(
         for (producer, consumer), found in between.items()
     )
     numbers = itertools.count()
-    steps = tuple(tuple(_sample_work(plan, next(numbers), sample) for sample in samples) for samples in batches)
+    steps = tuple(tuple(sample_work(plan, next(numbers), sample) for sample in samples) for samples in batches)
     return Workload(sections=sections, edges=edges, steps=steps)
 
 
-def _sample_work(plan: Plan, number: int, sample: Sample) -> SampleWork:
+def sample_work(plan: Plan, number: int, sample: Sample) -> SampleWork:
+    """What a scheduler knows of a sample: the units of its items in every section that runs for it."""
     items = {name: tuple(item.units for item in sample.items.get(s.section.reads, ())) for name, s in plan.sections.items()}
     return SampleWork(id=number, items={name: units for name, units in items.items() if units})
 

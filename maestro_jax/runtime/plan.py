@@ -185,7 +185,7 @@ def _plan_section(graph: SectionGraph, name: str, shapes: SectionShapes, submesh
         )
     specs, notes = {}, []
     for path, shape in shapes.params.items():
-        specs[path], whole = partition_spec(shape.shape, shapes.names.get(path), rules, submesh.mesh)
+        specs[path], whole = partition_spec(shape.shape, shapes.names.get(path), rules, submesh.mesh.shape)
         notes += [f"section {section.name!r}: {path} stays whole: {text} is not divisible" for text in whole]
     _check_rows(section, submesh)
     is_trained = {p: jnp.issubdtype(s.dtype, jnp.floating) and not section.is_frozen(p) for p, s in shapes.params.items()}
@@ -296,14 +296,14 @@ def _plan_edge(graph: SectionGraph, edge: Edge, shapes: GraphShapes, submeshes: 
         row=shapes.edges[edge.label],
         merge=merge,
         slot_rows=slot_rows,
-        fan_in=consumer.fan_in or _fans(small, large, edge),
-        fan_out=producer.fan_out or _fans(large, small, edge),
+        fan_in=consumer.fan_in or fans(small, large, edge),
+        fan_out=producer.fan_out or fans(large, small, edge),
         wires=wires,
         backward=graph.runs_backward[edge.producer],
     )
 
 
-def _fans(own: int, other: int, edge: Edge) -> int:
+def fans(own: int, other: int, edge: Edge) -> int:
     """How many micro-batches of `other` units one of `own` units may meet, where the section does not say.
 
     Each is an argument or a result of every program, so where only some rows are wanted, sizes alone would ask for far too many:

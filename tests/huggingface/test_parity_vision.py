@@ -57,9 +57,7 @@ GRIDS = [(6, 10), (4, 4), (2, 14)]
 
 def tiny_model(vocab_size: int = 96, **changes: Any) -> Any:
     torch.manual_seed(0)
-    config = transformers.Qwen2_5_VLConfig(
-        text_config={**TEXT, "vocab_size": vocab_size}, vision_config=VISION, **{**TOKENS, **changes}
-    )
+    config = transformers.Qwen2_5_VLConfig(text_config={**TEXT, "vocab_size": vocab_size}, vision_config=VISION, **{**TOKENS, **changes})
     model = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -270,7 +270,9 @@ def test_two_sections_with_the_same_part_make_two_folders(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("name", "trained"), [("qwen2_5_vl_7b", True), ("qwen2_5_vl_7b_frozen_tower", False)])
-def test_the_shipped_configs_have_the_sizes_of_the_published_model_and_are_planned_without_it(name: str, trained: bool, tmp_path: Path) -> None:
+def test_the_shipped_configs_have_the_sizes_of_the_published_model_and_are_planned_without_it(
+    name: str, trained: bool, tmp_path: Path
+) -> None:
     made: Trainer = load_config(str(CONFIGS / f"{name}.gin"), [], root="train").build()
     (tmp_path / "config.json").write_text(json.dumps({**OLDER, **PUBLISHED, "vision_config": {**VISION, **PUBLISHED_VISION}}))
     models = Folder(tmp_path).models

@@ -169,7 +169,7 @@ def test_the_shipped_distillation_of_qwen3_has_the_sizes_of_the_published_models
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({**QWEN3, **PUBLISHED, **sizes}))
         (model,) = Folder(tmp_path / name).models.values()
-        assert dataclasses.replace(model.config, objective=config.objective) == config
+        assert dataclasses.replace(model.config, objective=config.objective, attention=config.attention) == config
     assert (student.module.teacher_vocab_size, student.module.teacher_embed) == (teacher.module.vocab_size, teacher.module.embed)
     assert made.setup().weights == {"teacher": {}, "student": {}}
 

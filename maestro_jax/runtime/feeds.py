@@ -17,6 +17,7 @@ import numpy as np
 from ..data import Packed, Sample, pack, route
 from ..data.routes import Wiring, expected, sent
 from ..graph import Section
+from ..meshes import processes_of, put_whole
 from ..schedules import EdgeWork, Policy, Progress, SampleWork, Schedule, SectionWork, Task, Workload, place, utilization_of
 from ..schedules.cutting import microbatches_of
 from ..schedules.loop import Chooser
@@ -323,7 +324,7 @@ class Preparer:
         step: int,
         training: bool,
     ) -> Any:
-        """One batched put of a micro-batch's arrays to its replica."""
+        """Puts a micro-batch's arrays on its replica: in one batch where no other process has devices of it."""
         section = self.plan.sections[task.section].section
         arguments: Arguments = self.compiled.arguments[task.section]
         shapes = arguments.feed(task.bucket, task.replica, training)
@@ -336,7 +337,11 @@ class Preparer:
             "gather": {label: indices[label + " out"] for label in shapes["gather"]},
             "scale": _scale(section, counts),
         }
-        return jax.device_put(feed, jax.tree.map(lambda s: s.sharding, shapes))
+        places = jax.tree.map(lambda s: s.sharding, shapes)
+        if len(processes_of(self.plan.sections[task.section].submesh.replica_meshes[task.replica])) > 1:
+            # `device_put` would compare what the processes give it, by a collective in this thread, which meets those of running programs.
+            return jax.tree.map(put_whole, feed, places)
+        return jax.device_put(feed, places)
 
 
 def _scale(section: Section, counts: Mapping[tuple[str, str], float]) -> np.ndarray:

@@ -16,6 +16,14 @@ def slow(*run: Any) -> Any:
     return pytest.param(run, marks=pytest.mark.slow)
 
 
+WIDE = (
+    "teacher/Section.axes={}",
+    "teacher/Section.replicas=2",
+    "student/Section.replicas=1",
+    "student/Section.axes={'fsdp': 2}",
+    "student/Section.microbatch=128",
+)
+
 RUNS = [
     ("chain", 2, 2),  # one section and another, and two
     slow("chain", 4, 1),
@@ -24,6 +32,7 @@ RUNS = [
     ("tensor", 4, 1),  # a replica over two processes
     slow("omni", 8, 1),
     ("kd_tiny.gin", 2, 2),  # a process for each section
+    ("kd_tiny.gin", 2, 1, *(f"{name}/Section.submesh='all'" for name in ("teacher", "student")), *WIDE),  # a replica over all processes
     ("omni_tiny.gin", 2, 3),  # the language model lies in both processes
     slow("kd_tiny.gin", 4, 1),  # two processes for each section; one replica of the teacher is over both of its own
     slow("kd_tiny.gin", 3, 2, "student/Section.replicas=4"),  # one process and two

@@ -46,10 +46,11 @@ def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         )
     measured = Measurements.read(Path(args.hardware), set_by=HARDWARE_FLAG) if args.hardware.endswith(".json") else None
     hardware = hardware_named(args.hardware if measured is None else measured.hardware, set_by=HARDWARE_FLAG)
+    corrected = hardware if measured is None else measured.corrected(hardware)
     trainer: configurables.trainer.Trainer = load(args.gin_file, overrides, root="train").build()
     make_cpu_devices(VERIFIED)
     steps = read_workload(args.workload) if args.workload else None
-    planner = Planner(trainer, hardware, args.devices, measured.sections if measured is not None else None, steps)
+    planner = Planner(trainer, corrected, args.devices, measured.sections if measured is not None else None, steps)
     plans = planner.plans(args.top)
     best = [planner.forecast(each) for each in plans.best]
     others = {"one layout": plans.one_layout, "time-shared": plans.time_shared, "disjoint": plans.disjoint}

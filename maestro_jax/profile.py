@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
+import time
 from collections.abc import Sequence
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from . import configurables
 from .command_line import split_arguments
 from .config import load
 from .errors import ConfigError, MaestroError
 from .files import write_output
+from .meshes import put_whole
 from .run import Run
 from .runtime.hardware import HARDWARE
 from .runtime.measured import MeasuredSection, Measurements
 from .simulation import markdown, readable_time
 from .terminal import Terminal
+
+SIZES = 2**12, 2**24
+"""Bytes of the all-gathers that are measured."""
+ROUNDS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +74,33 @@ def measured(run: Run, steps: int) -> Measurements:
             backward=costs.backward,
             update=costs.update,
         )
-    return Measurements(hardware=hardware_of(device.device_kind), device=device.device_kind, sections=sections)
+    link, latency = exchange() if jax.device_count() > 1 else (None, None)
+    kind = device.device_kind
+    return Measurements(hardware=hardware_of(kind), device=kind, sections=sections, link=link, latency=latency)
+
+
+def exchange() -> tuple[float, int]:
+    """Measures all-gathers among all devices of all processes, which all call this.
+
+    Returns:
+        Bytes per second that a device receives from others, and nanoseconds of a collective however small.
+    """
+    mesh = jax.make_mesh((jax.device_count(),), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
+    split, whole = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ("device", None))
+    gather = jax.jit(lambda array: array + 0.0, out_shardings=whole)
+    taken = []
+    for size in SIZES:
+        array = put_whole(np.zeros((jax.device_count(), size // 4 // jax.device_count()), np.float32), split)
+        gather(array).block_until_ready()
+        times = []
+        for _ in range(ROUNDS):
+            begin = time.perf_counter_ns()
+            gather(array).block_until_ready()
+            times.append(time.perf_counter_ns() - begin)
+        taken.append(statistics.median(times))
+    small, large = taken
+    received = (SIZES[1] - SIZES[0]) * (1 - 1 / jax.device_count())
+    return 1e9 * received / max(large - small, 1), int(small)
 
 
 def hardware_of(kind: str) -> str:
@@ -85,7 +120,10 @@ def describe(found: Measurements) -> str:
         items = [each.row_length] * (bucket // each.row_length)
         times = [readable_time(cost.of(bucket, items)) for cost in (each.forward, each.backward)]
         rows.append([name, str(bucket), *times, readable_time(each.update)])
-    return f"measured on {found.device}:\n\n{markdown(rows)}"
+    lines = [f"measured on {found.device}:", "", markdown(rows)]
+    if found.link is not None and found.latency is not None:
+        lines.append(f"between devices: {found.link / 1e9:.3g} GB/s, {readable_time(found.latency)} a collective")
+    return "\n".join(lines)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -198,10 +198,12 @@ class Traced:
         """Nanoseconds of collectives inside a replica: parameters over fsdp, activations over tensor."""
         gathered = traced.parameter_bytes / layout.tensor
         # The backward gathers again, and scatters gradients.
-        over_fsdp = self.hardware.gather(gathered, layout.fsdp) * (1 if forward else 2)
-        reduced = traced.reduced_forward if forward else traced.reduced_backward
+        passes = 1 if forward else 2
+        over_fsdp = self.hardware.gather(gathered, layout.fsdp) * passes
+        reduced, sums = traced.reduced_forward if forward else traced.reduced_backward
         over_tensor = self.hardware.reduce(reduced * units / layout.fsdp, layout.tensor)
-        return over_fsdp + over_tensor
+        count = (traced.arrays * passes if layout.fsdp > 1 else 0) + (sums if layout.tensor > 1 else 0)
+        return over_fsdp + over_tensor + self.hardware.latency * count
 
     def _update(self, traced: _Section, layout: Layout, replicas: int) -> int:
         """Nanoseconds of an update: the sum over replicas, the optimizer, and new parameters for every replica."""
@@ -210,6 +212,7 @@ class Traced:
         hardware, devices = self.hardware, replicas * layout.devices
         gradients, compute = 4 * traced.trained_count / layout.devices, traced.trained_bytes / layout.devices
         exchanged = hardware.gather(gradients, replicas) + hardware.gather(compute, replicas) if replicas > 1 else 0.0
+        exchanged += 2 * hardware.latency * len(traced.trained) if replicas > 1 else 0.0
         if devices > hardware.node and replicas > 1:
             exchanged *= hardware.link / hardware.network if replicas <= hardware.node else 1.0
         touched = 2 * (traced.optimizer_bytes + 4 * traced.trained_count) / devices + gradients
@@ -228,6 +231,8 @@ class _Section:
         shapes = {**self._section.compute, **self._section.frozen}
         self._shapes = shapes
         self.parameter_bytes = sum(_bytes(shape) for shape in shapes.values())
+        self.trained = tuple(self._section.trained)
+        self.arrays = sum(self._layers(path) for path in shapes)
         self.trained_bytes = sum(_bytes(shape) for shape in self._section.compute.values())
         self.trained_count = sum(math.prod(shape.shape) for shape in self._section.trained.values())
         state = Arguments(plan, self._section).optimizer_state(optimizer) if optimizer is not None else ()
@@ -313,10 +318,9 @@ class _Section:
 
     def _gathered(self, layout: Layout) -> int:
         """Bytes of parameters that are whole for a while: those of one layer, and those of none."""
-        names, found = self._section.shapes.names, 0
+        found = 0
         for path, shape in self._shapes.items():
-            layers = shape.shape[0] if (names.get(path) or ("",))[0] == "layers" else 1
-            found += self._share(shape.shape, _bytes(shape), layout.tensor) // layers
+            found += self._share(shape.shape, _bytes(shape), layout.tensor) // self._layers(path)
         return found
 
     def _kept(self, layout: Layout, rows: int) -> int:
@@ -344,26 +348,31 @@ class _Section:
         names = self._section.shapes.names
         return {path: partition_spec(shape.shape, names.get(path), self._rules, sizes)[0] for path, shape in self._shapes.items()}
 
-    def _reduced(self) -> tuple[float, float]:
-        """Bytes for each unit that are summed over `tensor` in a forward and in a backward.
+    def _layers(self, path: str) -> int:
+        """How many layers' parameters one array holds."""
+        return self._shapes[path].shape[0] if (self._section.shapes.names.get(path) or ("",))[0] == "layers" else 1
+
+    def _reduced(self) -> tuple[tuple[float, int], tuple[float, int]]:
+        """Bytes for each unit that are summed over `tensor`, and how many sums there are, in a forward and in a backward.
 
         A product that runs over a split dimension gives sums: of a weight whose split dimension comes before its last one, forward; of one
         whose split dimension comes last, backward, once for all weights of a module that read the same.
         """
-        forward, backward = 0.0, dict[str, float]()
+        forward, sums, backward = 0.0, 0, dict[str, tuple[float, int]]()
         itemsize = jnp.dtype(self.dtype).itemsize
         for path, shape in self._shapes.items():
             names = list(self._section.shapes.names.get(path) or ())
             split = [n for n, name in enumerate(names) if name is not None and self._rules.get(name) == "tensor"]
             if len(shape.shape) < 2 or not split:
                 continue
-            layers = shape.shape[0] if names[0] == "layers" else 1
+            layers = self._layers(path)
             if "embed" in names[split[-1] + 1 :]:
-                forward += layers * shape.shape[-1] * itemsize
+                forward, sums = forward + layers * shape.shape[-1] * itemsize, sums + layers
             elif "embed" in names[: split[0]]:
                 module = path.rpartition("/")[0]
-                backward[module] = layers * shape.shape[names.index("embed")] * itemsize
-        return forward, sum(backward.values())
+                backward[module] = layers * shape.shape[names.index("embed")] * itemsize, layers
+        sizes, counts = ([each[n] for each in backward.values()] for n in (0, 1))
+        return (forward, sums), (sum(sizes), int(sum(counts)))
 
 
 def _alone(graph: SectionGraph, specs: Specs, rows: Mapping[str, int]) -> Plan:

@@ -29,6 +29,7 @@ class Hardware:
         reached: share of the peak that large products reach.
         half: operations of a task on one device at which half of that is reached.
         call: nanoseconds of a task however small.
+        latency: nanoseconds of a collective however small.
         communicator: bytes of a device's memory that communication over one axis, or among replicas, takes for its buffers.
     """
 
@@ -42,6 +43,7 @@ class Hardware:
     reached: float = 0.6
     half: float = 2e10
     call: int = 100_000
+    latency: int = 10_000
     communicator: int = 0
 
     @property

@@ -10,8 +10,9 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..schedules import Cost
+from .hardware import Hardware
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,11 +46,21 @@ class Measurements:
         hardware: name of the kind in the table of hardware.
         device: as JAX calls it.
         sections: by name.
+        link: bytes per second that a device sends to others; None where there was one device.
+        latency: nanoseconds of a collective however small; None as above.
     """
 
     hardware: str
     device: str
     sections: Mapping[str, MeasuredSection]
+    link: float | None = None
+    latency: int | None = None
+
+    def corrected(self, hardware: Hardware) -> Hardware:
+        """Returns hardware with the link that was measured, if one was."""
+        if self.link is None or self.latency is None:
+            return hardware
+        return dataclasses.replace(hardware, link=self.link, network=min(self.link, hardware.network), latency=self.latency)
 
     def to_json(self) -> dict[str, Any]:
         """Returns them as JSON values."""
@@ -65,7 +76,8 @@ class Measurements:
         if raw["format"] != FORMAT:
             raise ValueError(f"format {raw['format']}")
         sections = {name: _section(each) for name, each in raw["sections"].items()}
-        return cls(hardware=raw["hardware"], device=raw["device"], sections=sections)
+        more = {name: raw[name] for name in ("link", "latency")}
+        return cls(hardware=raw["hardware"], device=raw["device"], sections=sections, **more)
 
     @classmethod
     def read(cls, path: Path, *, set_by: str) -> Measurements:

@@ -21,7 +21,7 @@ from maestro_jax.simulation import markdown
 
 CASES = (
     ("kd_qwen3_8b_to_1b7", 8, 64),
-    ("kd_qwen3_8b_to_1b7", 64, 256),
+    ("kd_qwen3_8b_to_1b7", 64, 64),
     ("qwen2_5_vl_7b", 64, 256),
     ("qwen2_5_vl_7b", 1024, 4096),
     ("omni_long_tail", 64, 256),

@@ -32,12 +32,12 @@ def regrets(seeds: range, *, apart: bool) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("apart", "most"), [(False, 0.20), (True, 0.30)], ids=["together", "apart"])
-def test_with_costs_that_are_off_by_thirty_per_cent_plans_lose_little(apart: bool, most: float) -> None:
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+def test_with_costs_that_are_off_by_thirty_per_cent_plans_lose_less_than_a_fifth(apart: bool) -> None:
     # A tenth is what is aimed at; docs/planning.md says what is reached, with more seeds.
     found = regrets(range(8), apart=apart)
     assert max(found) > 0.0
-    assert np.quantile(found, 0.95) <= most
+    assert np.quantile(found, 0.95) <= 0.20
 
 
 def test_wrong_costs_are_wrong_within_their_share_and_alike_for_the_candidates_of_a_section() -> None:

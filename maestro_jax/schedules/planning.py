@@ -49,6 +49,10 @@ class Planned:
     workload: Workload
 
 
+Known = dict[tuple[object, bool], Planned]
+"""What was scheduled: (allocation, whether with little effort) -> plan."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plans:
     """What a planner found.
@@ -82,16 +86,17 @@ def plan(problem: PlanningProblem, *, wanted: int = 5) -> Plans:
     found = promising(problem, bounds, ways)
     if not found:
         raise _infeasible(problem)
-    best = _judged(problem, [allocation for _, allocation in found], wanted)
+    known: Known = {}
+    best = _judged(problem, [allocation for _, allocation in found], wanted, known)
     together, alone = (tuple(problem.candidates),), tuple((name,) for name in problem.candidates)
-    shared, apart = (_best_of(problem, bounds, groups) for groups in (together, alone))
+    shared, apart = (_best_of(problem, bounds, groups, known) for groups in (together, alone))
     return Plans(best=tuple(best), one_layout=_one_layout(problem), time_shared=shared, disjoint=apart)
 
 
-def _best_of(problem: PlanningProblem, bounds: Bounds, groups: Groups) -> Planned | None:
+def _best_of(problem: PlanningProblem, bounds: Bounds, groups: Groups, known: Known) -> Planned | None:
     """The best plan with these groups of sections; None where none fits."""
     found = promising(problem, bounds, [groups])
-    return next(iter(_judged(problem, [allocation for _, allocation in found], 1)), None)
+    return next(iter(_judged(problem, [allocation for _, allocation in found], 1, known)), None)
 
 
 def judge(problem: PlanningProblem, allocation: Allocation, policy: Policy | None = None) -> Planned:
@@ -178,8 +183,15 @@ def _backward(problem: PlanningProblem) -> Mapping[str, bool]:
     return problem.workload(allocation).runs_backward
 
 
-def _judged(problem: PlanningProblem, allocations: Sequence[Allocation], wanted: int) -> list[Planned]:
+def _judged(problem: PlanningProblem, allocations: Sequence[Allocation], wanted: int, known: Known) -> list[Planned]:
     """The best of some allocations; those that a bound excludes, and those beyond the numbers above, are not scheduled."""
+
+    def judged(allocation: Allocation, *, roughly: bool) -> Planned:
+        key = allocation.sort_key, roughly
+        if key not in known:
+            known[key] = judge(problem, allocation, Wavefront(effort=0) if roughly else None)
+        return known[key]
+
     samples = max(1, sum(len(step) for step in problem.steps))
     counted, tried, finalists = (min(most, max(least, budget // samples)) for least, most, budget in (BOUNDED, TRIED, FINALISTS))
     bounded = [(lower_bound(problem.workload(each)), each) for each in allocations[:counted]]
@@ -189,10 +201,10 @@ def _judged(problem: PlanningProblem, allocations: Sequence[Allocation], wanted:
         nth = sorted(each.step for each in rough)[wanted - 1] if len(rough) >= wanted else None
         if nth is not None and bound / len(problem.steps) >= nth:
             break
-        rough.append(judge(problem, allocation, Wavefront(effort=0)))
+        rough.append(judged(allocation, roughly=True))
     rough.sort(key=_order)
     # Those that were not chosen keep the schedule that was made with little effort.
-    final = [judge(problem, each.allocation) for each in rough[:finalists]]
+    final = [judged(each.allocation, roughly=False) for each in rough[:finalists]]
     return sorted([*final, *rough[finalists:]], key=_order)[:wanted]
 
 
@@ -214,8 +226,14 @@ def _one_layout(problem: PlanningProblem) -> Planned | None:
         replicas = max((r for r in set.intersection(*counts) if r * devices <= problem.devices), default=0)
         if replicas and sum(c.memory(replicas) for c in chosen.values()) <= problem.memory:
             allocation = placed({name: (chosen[name], replicas) for name in problem.candidates}, [tuple(problem.candidates)])
-            found.append(judge(problem, allocation, Lockstep()))
-    return min(found, key=_order, default=None)
+            found.append((lower_bound(problem.workload(allocation)) / len(problem.steps), allocation))
+    found.sort(key=lambda pair: (pair[0], pair[1].sort_key))
+    best: Planned | None = None
+    for bound, allocation in found:
+        if best is not None and bound >= best.step:
+            break
+        best = min(filter(None, (best, judge(problem, allocation, Lockstep()))), key=_order)
+    return best
 
 
 def layout_of(candidate: Candidate) -> object:

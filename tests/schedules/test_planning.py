@@ -13,9 +13,7 @@ from maestro_jax.schedules.candidates import placed
 from maestro_jax.schedules.planning import judge, plan, regret, with_candidates, with_errors
 
 
-@pytest.mark.parametrize(
-    ("seed", "sections", "devices"), [(0, 2, 8), (1, 3, 6), pytest.param(2, 3, 8, marks=pytest.mark.slow), (3, 3, 5), (4, 2, 7)]
-)
+@pytest.mark.parametrize(("seed", "sections", "devices"), [(0, 2, 8), (1, 3, 6), (3, 3, 5), (4, 2, 7)])
 def test_the_plan_is_within_two_per_cent_of_the_best_of_all(seed: int, sections: int, devices: int) -> None:
     problem = made_up(seed, sections=sections, devices=devices, samples=12, tensors=(1, 2))
     best = min(judge(problem, allocation).step for allocation in all_allocations(problem))
@@ -35,7 +33,7 @@ def regrets(seeds: range, *, apart: bool) -> list[float]:
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
 def test_with_costs_that_are_off_by_thirty_per_cent_plans_lose_less_than_a_fifth(apart: bool) -> None:
     # A tenth is what is aimed at; docs/planning.md says what is reached, with more seeds.
-    found = regrets(range(8), apart=apart)
+    found = regrets(range(5), apart=apart)
     assert max(found) > 0.0
     assert np.quantile(found, 0.95) <= 0.20
 

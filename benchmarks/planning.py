@@ -16,7 +16,7 @@ from maestro_jax import configurables
 from maestro_jax.config import load
 from maestro_jax.planner import Planner
 from maestro_jax.runtime.hardware import HARDWARE
-from maestro_jax.schedules.planning import judge, plan, with_candidates, with_errors
+from maestro_jax.schedules.planning import plan, with_errors
 from maestro_jax.simulation import markdown
 
 CASES = (
@@ -67,13 +67,13 @@ def _regrets(seeds: int) -> list[list[str]]:
     rows = [["config", "devices", "costs are wrong", "seeds", "mean", "95th percentile", "largest"]]
     for config, devices in SMALL:
         trainer: configurables.trainer.Trainer = load(config, [], root="train").build()
-        true = Planner(trainer, HARDWARE["h200"], devices).problem
-        best = plan(true, wanted=1).best[0]
+        planner = Planner(trainer, HARDWARE["h200"], devices)
+        best = planner.plans(1).best[0]
         for apart in (False, True):
             found = []
             for seed in range(seeds):
-                chosen = plan(with_errors(true, SHARE, seed, apart=apart), wanted=1).best[0].allocation
-                found.append(judge(true, with_candidates(true, chosen)).step / best.step - 1)
+                chosen = plan(with_errors(planner.problem, SHARE, seed, apart=apart), wanted=1).best[0].allocation
+                found.append(planner.regret(chosen, best))
                 print(f"{config} {seed}: {found[-1]:+.1%}", flush=True)
             figures = [f"{value:.1%}" for value in (np.mean(found), np.quantile(found, 0.95), max(found))]
             rows.append([config, str(devices), "each candidate on its own" if apart else "each section's together", str(seeds), *figures])

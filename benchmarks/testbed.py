@@ -10,9 +10,8 @@ import argparse
 import dataclasses
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from maestro_jax import configurables
 from maestro_jax.config import load
@@ -23,13 +22,13 @@ from maestro_jax.schedules.planning import Planned, plan
 from maestro_jax.simulation import markdown
 from maestro_jax.trainer import make_cpu_devices
 
-from .pinned.conductor import Processes
+from .pinned.conductor import Measured, Processes
 from .testbed_worker import STEPS
 
 CONFIGS = ("kd_tiny.gin", "vlm_frozen_vision.gin")
 ROUNDS = 5
 QUIET = (
-    "train.evaluate_every=8",
+    f"train.evaluate_every={STEPS}",
     "train.evaluate_batches=0",
     "train.checkpoint_every=0",
     "train.metrics=None",
@@ -64,7 +63,7 @@ def _compared(config: str, rounds: int, split: bool, logs: Path) -> list[str]:
     base = [steps, *QUIET]
     trainer: configurables.trainer.Trainer = load(config, base, root="train").build()
     alone = [f"{s.name}/Section.{field}" for s in trainer.graph.sections for field in ("replicas = 1", "axes = {}")]
-    measured = Measurements.from_json(_window(config, [*base, *alone], "profile", 1, logs)[0]["facts"]["measured"])
+    measured = Measurements.from_json(_windows(config, [*base, *alone], "profile", 1, logs)[0].facts["measured"])
     planner = Planner(trainer, measured.corrected(HARDWARE["cpu"]), 2, measured.sections)
     problem = planner.problem
     if not split:
@@ -72,19 +71,17 @@ def _compared(config: str, rounds: int, split: bool, logs: Path) -> list[str]:
         problem = dataclasses.replace(problem, candidates=kept)
     found = plan(problem, wanted=1)
     best = found.best[0] if split or found.disjoint is None else found.disjoint
-    windows = _window(config, [*base, *planner.bindings(best)], "train", rounds, logs)
-    taken = [each["seconds"] / STEPS for each in windows]
+    taken = [each.seconds / STEPS for each in _windows(config, [*base, *planner.bindings(best)], "train", rounds, logs)]
     middle, predicted = statistics.median(taken), best.step / 1e9
     spread = f"{1000 * middle:.1f} ms ({1000 * min(taken):.1f} to {1000 * max(taken):.1f})"
     return [config, _layout(best), f"{1000 * predicted:.1f} ms", spread, f"{predicted / middle - 1:+.1%}"]
 
 
-def _window(config: str, overrides: Sequence[str], way: str, rounds: int, logs: Path) -> list[Mapping[str, Any]]:
+def _windows(config: str, overrides: Sequence[str], way: str, rounds: int, logs: Path) -> list[Measured]:
     spec = {"case": Path(config).stem, "way": way, "gin_file": config, "overrides": list(overrides), "quick": False}
     with Processes(spec, logs, module="benchmarks.testbed_worker") as processes:
         processes.ready()
-        found = [processes.window() for _ in range(rounds)]
-    return [{"seconds": each.seconds, "facts": each.facts} for each in found]
+        return [processes.window() for _ in range(rounds)]
 
 
 def _layout(planned: Planned) -> str:

@@ -16,10 +16,10 @@ from .errors import ScheduleError
 from .graph import SectionGraph
 from .models import traced_for
 from .runtime.candidates import Traced
-from .runtime.compiled_memory import compiled_bytes
 from .runtime.feeds import sample_work
 from .runtime.hardware import Hardware
 from .runtime.measured import MeasuredSection
+from .runtime.memory import compiled_bytes
 from .runtime.plan import fans, make_plan
 from .schedules import EdgeWork, Workload
 from .schedules.candidates import Allocation, Candidate, Choice, PlanningProblem

@@ -85,7 +85,7 @@ def _count_one(equation: Any) -> Work:
         # Where nothing tells how often it runs, what it repeats is counted once.
         least, most = bounds_in(str(equation.source_info.name_stack)) or (1, 1)
         return _count(parameters["body_jaxpr"].jaxpr).times(least, most)
-    inner = sum((_count(jaxpr) for jaxpr in _jaxprs(parameters)), Work())
+    inner = sum((_count(jaxpr) for jaxpr in jaxprs_in(parameters)), Work())
     return inner + _exactly(math.prod(equation.outvars[0].aval.shape) if name in ELEMENTWISE else 0)
 
 
@@ -93,7 +93,7 @@ def _exactly(number: int) -> Work:
     return Work(least=number, most=number)
 
 
-def _jaxprs(parameters: dict[str, Any]) -> Iterator[Any]:
+def jaxprs_in(parameters: dict[str, Any]) -> Iterator[Any]:
     """Programs inside a call, such as those of `jit`, `remat` and custom derivatives."""
     for value in parameters.values():
         for each in value if isinstance(value, tuple | list) else (value,):

@@ -8,10 +8,12 @@ over an operand that nobody needs any more. This is close to what XLA does on CP
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from jax.extend import core
+
+from .counts import jaxprs_in
 
 Size = Callable[[tuple[int, ...], int], int]
 """Shape and bytes of an array -> bytes that a device has of it."""
@@ -117,7 +119,7 @@ def _needed(jaxpr: Any) -> list[Any]:
 def _inside(equation: Any, bytes_of: Callable[[Any], int]) -> int:
     """Bytes that a call, or a round of a loop, needs besides its results: of a scan, also its parts of what is scanned, for products."""
     inner = [0]
-    for jaxpr in _jaxprs(equation.params):
+    for jaxpr in jaxprs_in(equation.params):
         results = sum(bytes_of(var) for var in jaxpr.outvars if isinstance(var, core.Var))
         parts = jaxpr.invars[equation.params["num_consts"] + equation.params["num_carry"] :] if equation.primitive.name == "scan" else ()
         inner.append(_peak(jaxpr, bytes_of) - results + sum(bytes_of(var) for var in parts if _multiplied(jaxpr, var)))
@@ -130,16 +132,7 @@ def _multiplied(jaxpr: Any, var: Any) -> bool:
         places = [n for n, each in enumerate(equation.invars) if each is var]
         if places and equation.primitive.name == "dot_general":
             return True
-        for inner in _jaxprs(equation.params) if places and equation.primitive.name != "scan" else ():
+        for inner in jaxprs_in(equation.params) if places and equation.primitive.name != "scan" else ():
             if any(n < len(inner.invars) and _multiplied(inner, inner.invars[n]) for n in places):
                 return True
     return False
-
-
-def _jaxprs(parameters: dict[str, Any]) -> Iterator[Any]:
-    for value in parameters.values():
-        for each in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(each, core.ClosedJaxpr):
-                yield each.jaxpr
-            elif isinstance(each, core.Jaxpr):
-                yield each
